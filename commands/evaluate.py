@@ -103,7 +103,7 @@ def evaluate(
     data: Any = run.experiment.data  # type: ignore[attr-defined]
     name = split if source is None else f"{split} of {as_source(source, data)}"
     check_files(None, data.location(name).partition(":")[2], target)
-    steps = run.which(step)
+    steps = run.averaged_steps(step)
     params = run.restore_params(step)
     with run.placed(), writing(target) if target else contextlib.nullcontext() as out:
         evaluators = run.evaluators(name)

@@ -127,7 +127,7 @@ def answers_of(
     run: "Run", flags: argparse.Namespace, step: "Step", overrides: "Overrides", digest: str
 ) -> dict[str, Any]:
     """Identifies input, model and flags, so that an interrupted command can be continued."""
-    checkpoints = [run.folder.checkpoints / str(each) for each in run.which(step)]
+    checkpoints = [run.folder.checkpoints / str(each) for each in run.averaged_steps(step)]
     parameters = [[str(path.absolute()), path.stat().st_mtime_ns] for path in checkpoints]
     of = {"checkpoints": parameters, "input": digest, "seed": flags.seed, "keys": sorted(overrides)}
     return of | ({"draft": [flags.draft, flags.draft_tokens]} if flags.draft else {})

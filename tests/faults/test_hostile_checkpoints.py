@@ -219,4 +219,4 @@ def test_a_damaged_checkpoint_among_sound_ones_is_named_before_any_is_read(saved
     (tmp_path / "checkpoints" / "2").mkdir()
     (tmp_path / "checkpoints" / "2" / "x").symlink_to("/etc/passwd")
     with pytest.raises(DamagedCheckpoint, match=r"/2: the checkpoint is damaged: x is a link; copy what"):
-        Checkpoints(tmp_path / "checkpoints", write=False)
+        Checkpoints(tmp_path / "checkpoints", write=False).steps()

@@ -94,7 +94,7 @@ EDITS = {
     "transformer/training/partition.py": (
         "tests/training/test_partition.py",
         {
-            "anything_may_be_whole": ("if share > MOST:", "if share > 1:"),
+            "anything_may_be_whole": ("if share > MAX_WHOLE:", "if share > 1:"),
             "meant_to_be_whole_is_refused": (
                 "(_is_meant(box) or _is_divided(sharding))",
                 "_is_divided(sharding)",

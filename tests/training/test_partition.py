@@ -87,7 +87,7 @@ def test_models_divide_their_kernels(config):
 
 
 def test_adapters_may_be_whole_along_their_rank():
-    """Of those of all layers of a small model more than `MOST`: with fsdp they could not be trained."""
+    """Of those of all layers of a small model more than `MAX_WHOLE`: with fsdp they could not be trained."""
     overrides = [("model.lora_rank", "8"), ("model.lora_layers", ".*"), ("parallel.mesh.fsdp", "2")]
     overrides += [("parallel.mesh.data", "1"), ("optimizer.train_only", "lora")]
     config = check_config(read_config("configs/lm.py:tiny"), overrides)

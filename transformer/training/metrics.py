@@ -45,14 +45,15 @@ class Meter:
     started: float = dataclasses.field(default_factory=time.perf_counter)
     peak_rate: Callable[[], float | None]  # peak FLOP/s of all devices / the model's FLOPs per token
     step_gb: Callable[[], float | None] = lambda: None  # memory of the compiled step on a device, in GiB
-
-    def __post_init__(self) -> None:
-        self.latest: dict[str, float] = {}
-        self._step = self._steps = 0
-        self._once: dict[str, float] = {}
-        self._first = True
-        self._sums: dict[str, Sum] = {}
-        self._reset(self.started)
+    latest: dict[str, float] = dataclasses.field(default_factory=dict, init=False)
+    """The last value of each name."""
+    _step: int = dataclasses.field(default=0, init=False)  # the last step that was read
+    _steps: int = dataclasses.field(default=0, init=False)  # of the window
+    _once: dict[str, float] = dataclasses.field(default_factory=dict, init=False)
+    _first: bool = dataclasses.field(default=True, init=False)
+    _sums: dict[str, Sum] = dataclasses.field(default_factory=dict, init=False)
+    _paused: float = dataclasses.field(default=0.0, init=False)  # seconds
+    _waited: float = dataclasses.field(default=0.0, init=False)
 
     def add_wait(self, seconds: float) -> None:
         """Counts time in which the host waited for a batch."""

@@ -107,16 +107,17 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
       MeshError: the product of the sizes is not the number of devices, or `slice` not the number of slices.
     """
     devices = jax.devices() if devices is None else devices
-    slices = len({_slice(device) for device in devices})
+    slices = len({_slice(device) for device in devices}) if devices[0].platform == "tpu" else 1
     sizes = {axis: getattr(config, axis) for axis in AXES} | {"slice": config.slice or slices}
     if sizes["slice"] != slices and slices > 1:
         raise MeshError(f"parallel.mesh.slice: {config.slice}; devices are in {slices} slices, expected 0")
-    given = math.prod(size for size in sizes.values() if size != -1)
-    if len(devices) % given or (-1 not in sizes.values() and given != len(devices)):
+    product = math.prod(size for size in sizes.values() if size != -1)
+    if len(devices) % product or (-1 not in sizes.values() and product != len(devices)):
         why = f"does not divide the {len(devices)} devices; data -1 with all others 1 fits any number"
         raise MeshError(f"parallel.mesh: {described(sizes)} {why}")
-    shape = tuple(len(devices) // given if size == -1 else size for size in sizes.values())
-    arranged = _arranged(shape, devices, slices)
+    shape = tuple(len(devices) // product if size == -1 else size for size in sizes.values())
+    several = len(devices) > 1
+    arranged = _arranged(shape, devices, slices) if several else np.array(devices, object).reshape(shape)
     return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
@@ -217,12 +218,13 @@ def rows_here(batch_size: int) -> np.ndarray:
     """The rows of a batch that the devices of this process hold in the current mesh (of `placed`), in order;
     several processes may hold the same. Without a mesh, all rows."""
     mesh: Any = jax.sharding.get_mesh()
-    return np.arange(batch_size) if mesh.empty else _rows_held(mesh, batch_size)
+    several = jax.process_count() > 1 and not mesh.empty
+    return _rows_of_process(mesh, batch_size) if several else np.arange(batch_size)
 
 
-def _rows_held(mesh: Any, rows: int) -> np.ndarray:
-    held = NamedSharding(mesh, PartitionSpec(ROWS)).addressable_devices_indices_map((rows,))
-    return np.unique(np.concatenate([np.arange(rows)[index] for index in held.values() if index is not None]))
+def _rows_of_process(mesh: Any, rows: int) -> np.ndarray:
+    indices = NamedSharding(mesh, PartitionSpec(ROWS)).addressable_devices_indices_map((rows,))
+    return np.unique(np.concatenate([np.arange(rows)[i] for i in indices.values() if i is not None]))
 
 
 def shard_of_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
@@ -233,19 +235,27 @@ def shard_of_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedShard
 
 def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
     """The global batch on the devices, from its rows that this process holds (`rows_here`)."""
+    put = _put_rows_of_process if jax.process_count() > 1 else jax.device_put
+    arrays = {name: np.asarray(rows) for name, rows in batch.items()}
+    return {name: put(rows, shard_of_rows(sharding, rows.shape)) for name, rows in arrays.items()}
+
+
+def _put_rows_of_process(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
     parts = math.prod(sharding.mesh.shape[axis] for axis in ROWS)
-    held = _rows_held(sharding.mesh, parts)
+    parts_here = _rows_of_process(sharding.mesh, parts)
+    size = len(rows) // len(parts_here)
 
-    def put(rows: np.ndarray) -> jax.Array:
-        by_axes, size = shard_of_rows(sharding, rows.shape), len(rows) // len(held)
+    def shard(index: Any) -> np.ndarray:
+        first = int(np.searchsorted(parts_here, (index[0].start or 0) // size)) * size
+        return rows[first : first + size][:, *index[1:]]
 
-        def part(index: Any) -> np.ndarray:
-            first = int(np.searchsorted(held, (index[0].start or 0) // size)) * size
-            return rows[first : first + size][:, *index[1:]]
+    return jax.make_array_from_callback((parts * size, *rows.shape[1:]), sharding, shard)
 
-        return jax.make_array_from_callback((parts * size, *rows.shape[1:]), by_axes, part)
 
-    return {name: put(np.asarray(rows)) for name, rows in batch.items()}
+def check_batch_sizes(config: Any, mesh: Mesh) -> None:
+    """`check_batch_size` of training and evaluation for a `RunConfig`."""
+    for key, size in (("train", config.train.batch_size), ("evaluate", config.evaluate.batch_size)):
+        check_batch_size(f"{key}.batch_size", size, mesh, config.parallel.microbatches)
 
 
 def check_batch_size(key: str, batch_size: int, mesh: Mesh, microbatches: int) -> None:

@@ -17,13 +17,16 @@ REPLICATED = "replicated"
 TOKEN_BYTES = 8
 """Bytes of a token in a batch on a device, at least: its id and its target."""
 
-MOST = 0.02
+SMALL = 1 << 24
+"""Elements of a state, or tokens of a batch, that fit into any device and need no check."""
+
+MAX_WHOLE = 0.02
 """The share of the bytes of parameters that may be whole on every device although others are divided."""
 
 
 def check_divided(boxed: Any, shardings: Any, mesh: jax.sharding.Mesh) -> None:
     """Raises `UserError` if kernels and tables that the axes `STATE` should divide are whole on every device,
-    and are more than `MOST` of the bytes. `boxed` are the parameters with their logical axes."""
+    and are more than `MAX_WHOLE` of the bytes. `boxed` are the parameters with their logical axes."""
     if math.prod(mesh.shape[axis] for axis in STATE) == 1:
         return
     named = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_boxed)
@@ -34,11 +37,11 @@ def check_divided(boxed: Any, shardings: Any, mesh: jax.sharding.Mesh) -> None:
         if name.endswith(("kernel", "table")) and not (_is_meant(box) or _is_divided(sharding)):
             left.append((_bytes(leaf.shape, leaf), name, leaf.shape))
     share = sum(size for size, *_ in left) / max(1, total)
-    if share > MOST:
+    if share > MAX_WHOLE:
         _, name, shape = max(left)
         raise UserError(
             f"parallel.mesh.fsdp: {share:.1%} of the bytes of parameters are whole on every device, most of "
-            f"them in {name} {shape}; expected at most {MOST:.0%}: its logical axes have no rule"
+            f"them in {name} {shape}; expected at most {MAX_WHOLE:.0%}: its logical axes have no rule"
         )
 
 

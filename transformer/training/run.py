@@ -19,6 +19,7 @@ from transformer.training.checkpoints.initialize import Checkpoint, WarmStart, m
 from transformer.training.experiment import Batches, Experiment, Params, Put
 from transformer.training.extras.compiler_options import check_compiler_options, options_for
 from transformer.training.extras.divergence import Watch
+from transformer.training.extras.resharding import constraints
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, check_measured
 from transformer.training.logging.throughput import peak_flops, run_flops_per_token
 from transformer.training.logging.writers import EXTRAS, LatestValues, check_installed, make_writers, names_of
@@ -30,7 +31,7 @@ from transformer.training.optim.optimizer import Lengths, make_optimizer
 from transformer.training.optim.parametrization import parametrized
 from transformer.training.optim.roles import roles_of
 from transformer.training.optim.rules import check_rules, stop_gradients
-from transformer.training.partition import check_batch_fits, check_divided, check_fits
+from transformer.training.partition import SMALL, check_batch_fits, check_divided, check_fits
 from transformer.training.run_config import RunConfig, asks_layers
 from transformer.training.state import State
 from transformer.training.step import CompiledStep, TrainStep, make_train_step
@@ -62,11 +63,12 @@ class Run:
         if getattr(self.experiment.config.model, "parametrization", "standard") != "standard":
             self.init, self.optimizer = parametrized(self.init, self.optimizer, c, self.layers)
         self.mesh = parallel.make_mesh(c.parallel.mesh, self.devices)
-        options, strict = c.parallel.compiler_options, c.deterministic
-        self.compiler_options = options_for(options, strict, self.mesh) if options or strict else {}
         self.rules = parallel.RULES[c.parallel.rules]
-        for key, size in (("train", c.train.batch_size), ("evaluate", c.evaluate.batch_size)):
-            parallel.check_batch_size(f"{key}.batch_size", size, self.mesh, c.parallel.microbatches)
+        self.compiler_options: dict[str, Any] = {}
+        if c.parallel.compiler_options or c.deterministic:
+            self.compiler_options = options_for(c.parallel.compiler_options, c.deterministic, self.mesh)
+        if self.mesh.size * c.parallel.microbatches > 1:
+            parallel.check_batch_sizes(c, self.mesh)
         self.latest = LatestValues()
         self.put: Put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(self.mesh))
 
@@ -127,24 +129,23 @@ class Run:
 
     def prepare(self) -> None:
         """Opens the data and derives all shapes, so that errors are raised before anything is written."""
-        if any(name in self.config.train.writers for name in EXTRAS):
-            check_installed(names_of(self.config.train.writers))
-        check_batch_fits(self.config.train.batch_size, self.experiment.tokens_per_example, self.mesh)
+        c = self.config
+        if any(name in c.train.writers for name in EXTRAS):
+            check_installed(names_of(c.train.writers))
         if self.compiler_options:
             check_compiler_options(self.compiler_options, self.mesh)
+        if c.train.batch_size * self.experiment.tokens_per_example > SMALL:
+            check_batch_fits(c.train.batch_size, self.experiment.tokens_per_example, self.mesh)
         _ = self.loader, self.hooks, self.abstract, self.warm_start
-        check_fits(self.abstract)
-        if self.config.optimizer.has_rules:
-            check_rules(self.abstract.params, self.config.optimizer, self.layers, self.roles)
-        if self.config.train.keep_best:
-            self._check_best(self.config.train.keep_best.removeprefix("-"))
-        if asks_layers(self.config):
-            _ = (self.stages if self.config.train.until else self).traced()
-
-    def _check_best(self, name: str) -> None:
-        """Raises if `train.keep_best` names a metric that is not measured."""
-        with self.placed():
-            check_measured(name, self.validation, self.abstract.params)
+        if sum(leaf.size for leaf in jax.tree.leaves(self.abstract)) > SMALL:
+            check_fits(self.abstract)
+        if c.optimizer.has_rules:
+            check_rules(self.abstract.params, c.optimizer, self.layers, self.roles)
+        if c.train.keep_best:
+            with self.placed():
+                check_measured(c.train.keep_best.removeprefix("-"), self.validation, self.abstract.params)
+        if asks_layers(c):
+            _ = (self.stages if c.train.until else self).traced()
 
     @functools.cached_property
     def warm_start(self) -> WarmStart | None:
@@ -165,19 +166,22 @@ class Run:
         c = self.config.train
         return Checkpoints(self.folder.checkpoints, keep_last=c.keep_last, keep_best=c.keep_best, write=write)
 
-    def which(self, step: Step = "latest") -> list[int]:
+    def averaged_steps(self, step: Step = "latest") -> list[int]:
         """The steps of the checkpoints that `restore_params` averages; raises as `restore_params`."""
         with self.checkpoints(write=False) as checkpoints:
-            last = checkpoints.find(step)
-            return checkpoints.steps()[-self.config.train.average_last :] if step == "latest" else [last]
+            return self._averaged(checkpoints, step)
+
+    def _averaged(self, checkpoints: Checkpoints, step: Step) -> list[int]:
+        last, count = checkpoints.find(step), self.config.train.average_last
+        return checkpoints.steps()[-count:] if step == "latest" and count > 1 else [last]
 
     def restore_params(self, step: Step = "latest") -> Params:
         """The parameters of a checkpoint for evaluation and prediction. For "latest", the mean of the last
         `train.average_last` checkpoints (Vaswani et al. 2017, section 6.1)."""
-        steps = self.which(step)
         with self.checkpoints(write=False) as checkpoints:
-            restored = functools.partial(checkpoints.restore_params, self.abstract.params)
-            return restored(steps[0]) if len(steps) == 1 else mean(map(restored, steps))
+            restore = functools.partial(checkpoints.restore_params, self.abstract.params)
+            first, *others = self._averaged(checkpoints, step)
+            return mean(map(restore, (first, *others))) if others else restore(first)
 
     def train(self, started: float | None = None) -> tuple[State, str]:
         """Trains to the end, resuming from the latest checkpoint; returns the last state and why training
@@ -197,8 +201,7 @@ class Run:
             )
 
     def train_step(self, done: int = 0) -> Any:
-        """The train step, (state, batch) -> (state, metrics), to be called from the state after `done` steps
-        on; it is compiled by the first call."""
+        """The train step from the state after `done` steps on; it is compiled by the first call."""
         c = self.config.train
         if c.until:
             return self.stages.step(done)
@@ -211,11 +214,10 @@ class Run:
 
     def latest_state(self) -> State:
         """The state of the latest checkpoint, or the first state of a run that has none."""
-        with self.placed():
-            if not trained_steps(self.folder.checkpoints):
-                return self.first_state()
-            with self.checkpoints(write=False) as checkpoints:
-                return checkpoints.restore(self.abstract)
+        if not trained_steps(self.folder.checkpoints):
+            return self.first_state()
+        with self.checkpoints(write=False) as checkpoints:
+            return checkpoints.restore(self.abstract)
 
     def traced(self) -> Any:
         """The train step, traced for the batches of this run; nothing is allocated, and no data are read
@@ -238,10 +240,12 @@ class Run:
         """The train step; `options` as for `make_train_step`."""
         c = self.config.optimizer
         if self.mesh.size > 1:
-            from transformer.training.extras.resharding import constraints
-
             options = constraints(self) | options
-        held = functools.partial(stop_gradients, config=c, layers=self.layers, roles=self.roles)
+        if c.has_rules:
+            of = {"config": c, "layers": self.layers, "roles": self.roles}
+            options["stop_gradients"] = functools.partial(stop_gradients, **of)
+        if c.averages_itself:
+            options["own_average"] = own_average
         return make_train_step(
             self.experiment,
             self.optimizer,
@@ -249,8 +253,6 @@ class Run:
             microbatches=self.config.parallel.microbatches,
             clip_norm=c.clip_norm,
             ema_decay=c.ema_decay,
-            own_average=own_average if c.averages_itself else None,
-            stop_gradients=held if c.has_rules else lambda params: params,
             **options,
         )
 
@@ -260,7 +262,6 @@ class Run:
         return state if self.warm_start is None else self._warm_started(state, self.warm_start)
 
     def _warm_started(self, state: State, warm_start: WarmStart) -> State:
-        """The initial state with another run's parameters."""
         params = warm_start.apply(state.params)
         average = jax.tree.map(jax.numpy.copy, params) if state.ema is not None else None
         # Some optimizers have the parameters in their initial state.

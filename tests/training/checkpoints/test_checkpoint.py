@@ -182,8 +182,8 @@ def test_differences_are_listed_by_path(tmp_path):
     message = str(error.value)
     assert "\n" not in message
     assert message.startswith(f"{tmp_path}/1: ")
-    assert "it lacks params/Dense_0/scale" in message
-    assert "it has besides params/Dense_0/bias" in message
+    assert "missing: params/Dense_0/scale" in message
+    assert "unexpected: params/Dense_0/bias" in message
     assert "params/Dense_0/kernel is float32[8, 8], here float32[4, 4]" in message
 
 

@@ -1,6 +1,7 @@
 """Checkpoints of the training state, written in the background and restored onto any mesh."""
 
 import contextlib
+import functools
 import importlib
 import math
 import os
@@ -77,33 +78,45 @@ class Checkpoints:
         self, directory: str | os.PathLike, *, keep_last: int = 1, keep_best: str = "", write: bool = True
     ):
         self.directory = os.path.abspath(directory)
-        self.keep_best = keep_best
-        if not write and not os.path.isdir(self.directory):
+        self.keep_last, self.keep_best, self._write = keep_last, keep_best, write
+        if write:
+            os.makedirs(self.directory, exist_ok=True)
+        elif not os.path.isdir(self.directory):
             raise UserError(f"{self.directory}: there are no checkpoints")
-        for name in os.listdir(self.directory) if write and os.path.isdir(self.directory) else ():
-            if name.isdecimal() and _is_empty(os.path.join(self.directory, name)):
-                with contextlib.suppress(FileNotFoundError):  # another process was faster
-                    os.rmdir(os.path.join(self.directory, name))  # orbax saves no step before this one
+
+    @functools.cached_property
+    def _manager(self) -> Any:
+        """Orbax's manager of the folder, which is opened when it is first needed."""
+        if self._write:
+            self._remove_empty()
         for step in checkpoint_steps(self.directory):
             with self._reading(step):
                 check_files(Path(self._path(step)))
-        orbax = self._orbax = _load_orbax()
-        policies = orbax.checkpoint_managers
-        kept = [policies.LatestN(keep_last)]
-        if keep_best:
-            best = policies.BestN(get_metric_fn=self._merit, n=1, keep_checkpoints_without_metrics=False)
-            kept.append(best)
-        self._options = orbax.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy(kept),
-            best_fn=self._merit if keep_best else None,  # without it orbax writes no metrics
-            cleanup_tmp_directories=write,
-            create=write,
-        )
-        self._manager = self._managed()
+        return self._open()
 
-    def _managed(self) -> Any:
-        handler = self._orbax.PyTreeCheckpointHandler()
-        return self._orbax.CheckpointManager(self.directory, item_handlers=handler, options=self._options)
+    def _remove_empty(self) -> None:
+        """Removes empty folders of steps: orbax saves no step before them."""
+        for name in os.listdir(self.directory):
+            if name.isdecimal() and _is_empty(os.path.join(self.directory, name)):
+                with contextlib.suppress(FileNotFoundError):  # another process was faster
+                    os.rmdir(os.path.join(self.directory, name))
+
+    def _open(self) -> Any:
+        orbax = _load_orbax()
+        policies = orbax.checkpoint_managers
+        best = policies.BestN(get_metric_fn=self._merit, n=1, keep_checkpoints_without_metrics=False)
+        kept = [policies.LatestN(self.keep_last), *([best] if self.keep_best else [])]
+        options = orbax.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy(kept),
+            best_fn=self._merit if self.keep_best else None,  # without it orbax writes no metrics
+            cleanup_tmp_directories=self._write,
+            create=self._write,
+        )
+        handler = orbax.PyTreeCheckpointHandler()
+        return orbax.CheckpointManager(self.directory, item_handlers=handler, options=options)
+
+    def _is_open(self) -> bool:
+        return "_manager" in vars(self)
 
     def reopen(self) -> None:
         """Forgets a save that has failed, and deletes what it has written."""
@@ -111,11 +124,11 @@ class Checkpoints:
             self._manager.wait_until_finished()
         with contextlib.suppress(Exception):
             self._manager.close()
-        self._manager = self._managed()
+        self._manager = self._open()
 
     def is_saving(self) -> bool:
         """Whether a save is being written."""
-        return self._manager.is_saving_in_progress()
+        return self._is_open() and self._manager.is_saving_in_progress()
 
     def written(self) -> list[int]:
         """The steps of the checkpoints that are complete on the disk."""
@@ -127,7 +140,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, in ascending order."""
-        return sorted({*checkpoint_steps(self.directory)} & {*self._manager.all_steps()})
+        written = checkpoint_steps(self.directory)
+        return sorted({*written} & {*self._manager.all_steps()}) if written else []
 
     def save(self, step: int, state: State, metrics: Mapping[str, float] | None = None) -> None:
         """Copies the state to the host and returns; writing continues in the background.
@@ -140,17 +154,16 @@ class Checkpoints:
         measured = {name: float(value)} if math.isfinite(value) else None
         if step in self._manager.all_steps():
             return self._add(step, measured)
-        tree, besides = self._orbax.args.PyTreeSave(state), {"checksums": checksums(state)}
-        self._manager.save(step, args=tree, metrics=measured, custom_metadata=besides)
+        tree, metadata = _load_orbax().args.PyTreeSave(state), {"checksums": checksums(state)}
+        self._manager.save(step, args=tree, metrics=measured, custom_metadata=metadata)
 
     def _add(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Writes the metrics of a step that is already saved, as a signal has it before its evaluation."""
         self.wait()
         if metrics and self._manager.metrics(step) is None:
-            handler = self._orbax.JsonCheckpointHandler(filename="metrics")
-            with self._orbax.Checkpointer(handler) as writer:
-                path = os.path.join(self._path(step), "metrics")
-                writer.save(path, args=self._orbax.args.JsonSave(metrics), force=True)
+            orbax, path = _load_orbax(), os.path.join(self._path(step), "metrics")
+            with orbax.Checkpointer(orbax.JsonCheckpointHandler(filename="metrics")) as writer:
+                writer.save(path, args=orbax.args.JsonSave(metrics), force=True)
             self._manager.reload()
 
     def restore(self, abstract: State, step: Step = "latest") -> State:
@@ -207,17 +220,19 @@ class Checkpoints:
         evaluation)."""
         if not self.keep_best:
             raise UserError(f"{self.directory}: no checkpoint was saved with train.keep_best")
-        measured = {each: self._manager.metrics(each) for each in steps}
-        candidates = [each for each in steps if measured[each]]
-        return max(candidates, key=lambda each: self._merit(measured[each]), default=steps[-1])
+        metrics = {step: self._manager.metrics(step) for step in steps}
+        candidates = [step for step in steps if metrics[step]]
+        return max(candidates, key=lambda step: self._merit(metrics[step]), default=steps[-1])
 
     def wait(self) -> None:
         """Waits for unfinished saves; raises their errors."""
-        self._manager.wait_until_finished()
+        if self._is_open():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits for unfinished saves, and frees the threads."""
-        self._manager.close()
+        if self._is_open():
+            self._manager.close()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -239,25 +254,22 @@ class Checkpoints:
 
     def _read(self, step: int, abstract: Any, partial: bool) -> Any:
         stored = self.stored(step)
-        here = {name: stored[name] for name in abstract} if partial else stored
-        found, wanted = arrays(here), arrays(abstract)
-        if found != wanted:
-            differing = compare(found, wanted)
+        described = {name: stored[name] for name in abstract} if partial else stored
+        if differing := compare(arrays(described), arrays(abstract)):
             raise UserError(f"{self._path(step)}: the checkpoint is not of this config: {differing}")
         return self._restore(step, abstract, partial)
 
     def _restore(self, step: int, abstract: Any, partial: bool) -> Any:
-        arguments = self._orbax.checkpoint_utils.construct_restore_args(abstract)
-        how = self._orbax.args.PyTreeRestore(abstract, restore_args=arguments, partial_restore=partial)
+        orbax = _load_orbax()
+        shardings = orbax.checkpoint_utils.construct_restore_args(abstract)
+        args = orbax.args.PyTreeRestore(abstract, restore_args=shardings, partial_restore=partial)
         with self._reading(step):
-            found = self._manager.restore(step, args=how)
+            found = self._manager.restore(step, args=args)
             written = dict((self._manager.metadata(step).custom_metadata or {}).get("checksums", {}))
-        stored, here = arrays(self.stored(step)), arrays(found)
+        stored, restored = arrays(self.stored(step)), arrays(found)
         for path, checksum in checksums(found).items() if written else ():
-            if stored[path] == here[path] and checksum != written.get(path):
-                raise DamagedCheckpoint(
-                    self._path(step), f"{path} has not the checksum with which it was saved"
-                )
+            if stored[path] == restored[path] and checksum != written.get(path):
+                raise DamagedCheckpoint(self._path(step), f"checksum mismatch in {path}")
         return found
 
     def _path(self, step: int) -> str:
@@ -265,7 +277,8 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Errors of reading as errors of this checkpoint; orbax has no class of its own for them."""
+        """A context that raises errors of reading as errors of this checkpoint; orbax has no class of its own
+        for them."""
         path = self._path(step)
         try:
             yield

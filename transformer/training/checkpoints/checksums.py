@@ -1,14 +1,13 @@
-"""The arrays in a checkpoint by their paths, and checksums, to find out whether they are read as written; and
-what must be looked at before a checkpoint that may be from anywhere is read.
+"""The arrays in a checkpoint by their paths, their checksums, and checks of a checkpoint that may be from
+anywhere before it is read.
 
-TensorStore looks itself that no name leads out of the folder, and that no chunk unpacks into more than it
-should have. It follows links, waits for pipes, and believes what a checkpoint says of the size of its chunks.
+TensorStore itself checks that no name leads out of the folder, and that no chunk unpacks into more than its
+size. It follows links, waits for pipes, and trusts the size of chunks that a checkpoint gives.
 """
 
 import contextlib
 import math
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from transformer.json_text import parse_json
 
-ODD = (2, 2654435761)
+MULTIPLIERS = (2, 2654435761)
 """Multipliers of the positions: two sums with other weights make one of 64 bits."""
 
 
@@ -27,8 +26,8 @@ def checksums(tree: Any) -> dict[str, str]:
     """Path -> checksum of every array in a tree: 16 hexadecimal digits, the same under any sharding.
 
     With the bits of element i as unsigned integers u_i, the two halves are sum_i u_i (m i | 1) modulo 2^32,
-    for the m in `ODD`. The weights are odd, so that any single bit changes the sums; as they differ, so do
-    other places of the same values. Computed where the arrays are; with several processes a collective.
+    for the m in `MULTIPLIERS`. The weights are odd, so that any single bit changes the sums; as they differ,
+    so do other places of the same values. Computed where the arrays are; with several processes a collective.
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     # Read one by one: on CPU devices several collectives at once can wait for one another's threads for ever.
@@ -50,7 +49,7 @@ def _sums(array: jax.Array) -> jax.Array:
     place = jnp.zeros(words.shape, jnp.uint32)
     for axis, size in enumerate(words.shape):
         place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-    return jnp.stack([jnp.sum(words * (place * jnp.uint32(m) | 1), dtype=jnp.uint32) for m in ODD])
+    return jnp.stack([jnp.sum(words * (place * jnp.uint32(m) | 1), dtype=jnp.uint32) for m in MULTIPLIERS])
 
 
 def compare(stored: Mapping[str, tuple], wanted: Mapping[str, tuple]) -> str:
@@ -63,8 +62,8 @@ def compare(stored: Mapping[str, tuple], wanted: Mapping[str, tuple]) -> str:
         for path in wanted
         if path in stored and stored[path] != wanted[path]
     ]
-    named = {"it lacks": missing, "it has besides": extra, "": differing}
-    return "; ".join(f"{what} {some(paths)}".strip() for what, paths in named.items() if paths)
+    named = {"missing: ": missing, "unexpected: ": extra, "": differing}
+    return "; ".join(f"{title}{some(paths)}" for title, paths in named.items() if paths)
 
 
 def arrays(tree: Any) -> dict[str, tuple]:
@@ -82,27 +81,23 @@ def _describe(array: tuple) -> str:
 
 
 def some(items: list, limit: int = 6) -> str:
-    """The first items of a list, and how many there are besides."""
+    """The first items of a list, and the number of the others."""
     shown = ", ".join(map(str, items[:limit]))
     return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"
 
 
 def check_files(step: Path) -> None:
-    """Looks at the files of a checkpoint, and at what orbax reads when it opens the folder with all of them.
+    """Checks the files of a checkpoint, and what orbax reads when it opens the folder with all of them.
 
     Raises:
       ValueError: there are links, which may lead anywhere, or pipes, or other values than orbax reads.
     """
     for folder, names, files in os.walk(step):
-        for name in (*names, *files):
-            path = os.path.join(folder, name)
-            try:
-                mode = os.lstat(path).st_mode
-            except FileNotFoundError:  # an older checkpoint of a run in training
-                continue
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                kind = "a link; copy what it names" if stat.S_ISLNK(mode) else "no file"
-                raise ValueError(f"{os.path.relpath(path, step)} is {kind}")
+        for path in (Path(folder, name) for name in (*names, *files)):
+            if path.is_symlink():
+                raise ValueError(f"{path.relative_to(step)} is a link; copy what it names")
+            if path.exists() and not (path.is_file() or path.is_dir()):  # a run may delete it meanwhile
+                raise ValueError(f"{path.relative_to(step)} is not a file")
     for name in ("metrics/metrics", "_CHECKPOINT_METADATA"):
         with contextlib.suppress(FileNotFoundError):
             found = parse_json((step / name).read_bytes())

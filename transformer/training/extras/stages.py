@@ -221,7 +221,6 @@ class StagedMeter(Meter):
     stages: Stages
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self._stage: Any = None  # that of the last step that was read
         self._counted: list[Stage] = []  # those of the window's steps
         self._rate_of = functools.cache(lambda run: run.peak_rate())
