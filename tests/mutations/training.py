@@ -351,8 +351,8 @@ EDITS = {
             "never_tried_again": (">= RETRY_SECONDS", ">= 9 * RETRY_SECONDS"),
             "waits_as_long_as_it_takes": ("- start < allowed", "- start < 1e9"),
             "ten_seconds_come_on_top": (
-                "max(WAITING_SECONDS, WAITING_SHARE * (start - self._started))",
-                "WAITING_SECONDS + WAITING_SHARE * (start - self._started)",
+                "max(WAITING_SECONDS, WAITING_SHARE * (start - self.started))",
+                "WAITING_SECONDS + WAITING_SHARE * (start - self.started)",
             ),
             "what_was_waited_is_forgotten": ("self._waited += time.monotonic() - start", "pass"),
             "what_it_has_written_stays": ("self._checkpoints.reopen()", "pass"),
@@ -410,8 +410,8 @@ EDITS = {
             ),
             "what_is_measured_later_is_left_out": ("return self._add(step, measured)", "return"),
             "shapes_not_compared": (
-                "if differing := compare(arrays(described), arrays(abstract)):",
-                "if differing := '':",
+                "if (found := arrays(described)) != (wanted := arrays(abstract)):",
+                "if (found := arrays(described)).keys() != (wanted := arrays(abstract)).keys():",
             ),
             "checksums_not_compared": ("and checksum != written.get(path)", "and False"),
             "errors_of_orbax_pass": (

@@ -24,6 +24,7 @@ from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 from transformer.training import hooks as training_hooks
 from transformer.training import parallel
+from transformer.training.checkpoints import resilience
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.extras.divergence import Watch
 from transformer.training.hooks import Evaluate, Hook, Profile
@@ -123,17 +124,10 @@ def run(
         put=functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(mesh)),
         placed=lambda: parallel.placed(mesh, parallel.RULES["default"]),
         folder=RunFolder(workdir or tempfile.gettempdir()),
+        hooks=hooks,
     )
     with tempfile.TemporaryDirectory() as folder, found.placed():
-        return train(
-            found,
-            state,
-            step or train_step,
-            meter=meter,
-            hooks=hooks,
-            writers=writers,
-            checkpoints=checkpoints or Unsaved(folder),
-        )
+        return train(found, state, step or train_step, meter, writers, checkpoints or Unsaved(folder))
 
 
 def test_ten_steps_are_five_and_five_more_bit_for_bit(tmp_path):
@@ -350,7 +344,9 @@ def test_a_checkpoint_is_written_when_its_time_has_come(monkeypatch, tmp_path):
         now[0] += 60
         return train_step(state, batch)
 
-    monkeypatch.setattr(training_hooks, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    for module in (training_hooks, resilience):
+        monkeypatch.setattr(module, "time", clock)
     saved = {}
     for minutes, every, wanted in ((3, 0, [3, 6, 9, 10]), (3, 4, [3, 4, 7, 8, 10]), (0, 4, [4, 8, 10])):
         folder = tmp_path / f"{minutes}-{every}"

@@ -16,7 +16,7 @@ from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.models.encoder import EncoderConfig, TextEncoder
 from transformer.training import parallel
-from transformer.training.extras.resharding import reshard_stacks
+from transformer.training.extras.step_options import reshard_stacks
 from transformer.training.optim.optimizer import OptimizerConfig, make_optimizer
 from transformer.training.state import State
 

@@ -38,17 +38,15 @@ class StepCallbacks:
     config: TrainConfig
     meter: Meter
     hooks: Sequence[Hook]
+    save: SaveCheckpoint
+    saver: ResilientCheckpoints
     writers: Sequence[Writer]
     progress: Progress
-    checkpoints: ResilientCheckpoints
     stop: StopRequest
     agreement: Agreement = dataclasses.field(default_factory=Agreement)
     unread: "StepInfo | None" = None  # the last step, until its metrics are read
     unlogged: dict[str, float] | None = None  # values of a step, while its hooks are called
     compiled: bool = False  # True after the first step, which is waited for
-
-    def __post_init__(self) -> None:
-        self.save = SaveCheckpoint(self.config, self.checkpoints)
 
     def after(self, info: "StepInfo") -> str:
         """Does what is due after a step, which may still be running; returns the name of the signal that ends
@@ -61,13 +59,13 @@ class StepCallbacks:
         name, last = signal_name(number), step == self.config.steps
         due = [hook for hook in self.hooks if hook.due(step, last)]
         save = bool(name or late) or self.save.due(step, last)
-        self.checkpoints.report_failure()
+        self.saver.report_failure()
         if self.compiled and not (due or save):
             return ""
         self.compiled = True
         self.unlogged = values = self.read(log=save)
         with self.meter.pause():
-            self.checkpoints.check_folder(step)
+            self.saver.check_folder(step)
             if name:
                 self.save_and_log(step, state, values)
             measured = self.call(due, step, state, values, interruptible=not name)
@@ -122,8 +120,8 @@ class StepCallbacks:
         """Saves everything that a signal must not lose, and waits until it is written."""
         self.log(step, values)
         self.unlogged = {}
-        self.checkpoints.save(step, state)
-        self.checkpoints.wait()
+        self.saver.save(step, state)
+        self.saver.wait()
 
     @contextlib.contextmanager
     def tolerate_full_disk(self, name: str) -> Iterator[None]:
@@ -137,7 +135,7 @@ class StepCallbacks:
 
     def leave(self, step: int, name: str) -> str:
         """Prints that a signal ends training."""
-        if self.checkpoints.wait():
+        if self.saver.wait():
             self.progress.say(f"{name}: saved step {step} and leaving")
         else:
             self.progress.say(f"{name}: leaving without having saved step {step}")
@@ -156,7 +154,7 @@ class StepCallbacks:
             self.progress.say(f"{self.stop.received}: leaving before the evaluation of step {step} is done")
             return self.stop.received
         if measured:
-            self.checkpoints.save(step, state, measured)
+            self.saver.save(step, state, measured)
             self.log(step, measured)
         return ""
 
@@ -164,10 +162,10 @@ class StepCallbacks:
         """Saves the state before an error ends training, unless it has diverged or its arrays were donated.
         If the error was one of hooks, a resumed run calls them first."""
         if jax.process_count() > 1 and not isinstance(error, UserError):
-            self.checkpoints.abandon()  # one of the processes may be dead
+            self.saver.abandon()  # one of the processes may be dead
         if isinstance(error, Diverged | StorageError) or jax.process_count() > 1:
             return
         complete = not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
         if complete and int(state.step):
-            self.checkpoints.save(int(state.step), state)
+            self.saver.save(int(state.step), state)
             self.log(int(state.step), self.unlogged or {})

@@ -148,27 +148,32 @@ class Saver(Protocol):
         ...
 
 
+@dataclass
 class SaveCheckpoint(Hook):
     """Saves the state every `train.checkpoint_every` steps, `train.checkpoint_minutes` after the save before,
     and after the last step."""
 
-    def __init__(self, config: "TrainConfig", saver: Saver):
-        super().__init__(config.checkpoint_every)
-        self._saver, self._steps, self._saved = saver, config.steps, time.monotonic()
-        # Checkpoints to average are those of chosen steps alone.
-        self._minutes = config.checkpoint_minutes if config.average_last == 1 else 0.0
-        self._retries = config.average_last == 1
-        self._at_once = config.average_last > 1 or bool(config.keep_best)
+    config: "TrainConfig"
+    saver: Saver
+    saved: float  # when the last save or training started, by `time.monotonic()`
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether the state after `step` is saved whatever the time."""
+        return last or is_due(self.config.checkpoint_every, step)
 
     def is_late(self) -> bool:
         """Whether it is time for a save between those of `due`, by this process's clock."""
-        late = self._minutes > 0 and time.monotonic() - self._saved >= 60 * self._minutes
-        return late or (self._retries and self._saver.is_late())
+        if self.config.average_last > 1:  # of checkpoints of chosen steps alone
+            return False
+        seconds = 60 * self.config.checkpoint_minutes
+        return self.saver.is_late() or 0 < seconds <= time.monotonic() - self.saved
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
         """Saves the state with the metrics of the step."""
-        self._saver.save(step, state, metrics, self._at_once or step == self._steps)
-        self._saved = time.monotonic()
+        c = self.config
+        at_once = step == c.steps or c.average_last > 1 or bool(c.keep_best)
+        self.saver.save(step, state, metrics, at_once)
+        self.saved = time.monotonic()
 
 
 @dataclass

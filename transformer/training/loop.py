@@ -10,7 +10,7 @@ import jax
 from transformer.training.callbacks import StepCallbacks
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.checkpoints.resilience import ResilientCheckpoints
-from transformer.training.hooks import Hook
+from transformer.training.hooks import SaveCheckpoint
 from transformer.training.logging.writers import Progress, RetryingWriter, Writer
 from transformer.training.metrics import Meter, Sum
 from transformer.training.signals import StopRequest
@@ -59,17 +59,10 @@ def training_steps(
 
 
 def train(
-    run: "Run",
-    state: State,
-    train_step: Callable[..., Any],
-    *,
-    meter: Meter,
-    writers: Sequence[Writer],
-    checkpoints: Checkpoints,
-    hooks: Sequence[Hook] = (),
+    run: "Run", state: State, step: Any, meter: Meter, writers: Sequence[Writer], checkpoints: Checkpoints
 ) -> tuple[State, str]:
-    """Trains a run from `state` to its end; returns the last state and why training ended: "finished", or the
-    name of a signal.
+    """Trains a run from `state` to its end with `step`, its `train_step`; returns the last state and why
+    training ended: "finished", or the name of a signal.
 
     One of `signals.SIGNALS` ends training after the current step (see `StepCallbacks`). If an error occurs
     between two steps, the state is saved before the error is raised again (only with one process: several may
@@ -79,23 +72,24 @@ def train(
     Raises:
       StorageError: the last step could not be saved, or the run's folder was removed or moved.
     """
-    done, c = int(state.step), run.config.train
-    progress = Progress(done, c.steps)
-    saves = ResilientCheckpoints(checkpoints, progress.warn)
+    done, config, hooks = int(state.step), run.config.train, run.hooks
+    progress = Progress(done, config.steps)
+    saver = ResilientCheckpoints(checkpoints, progress.warn)
+    save = SaveCheckpoint(config, saver, saver.started)
     writers = [RetryingWriter(writer, progress.warn) for writer in writers]
     with StopRequest() as stop, contextlib.ExitStack() as closing:
-        for part in (saves, *writers, *hooks, progress):
-            closing.callback(part.close)  # type: ignore[attr-defined]
-        callbacks = StepCallbacks(c, meter, hooks, writers, progress, saves, stop)
+        for each in (saver, *writers, *hooks, progress):
+            closing.callback(each.close)  # type: ignore[attr-defined]
+        callbacks = StepCallbacks(config, meter, hooks, save, saver, writers, progress, stop)
         if done and (reason := callbacks.resume(done, state, run.folder.metrics)):
             return state, reason
         try:
-            for info in training_steps(run, state, train_step):
+            for info in training_steps(run, state, step):
                 state = info.state
                 if reason := callbacks.after(info):
                     return state, reason
         except Exception as error:
             callbacks.rescue(state, error)
             raise
-        saves.finish()
+        saver.finish()
     return state, "finished"

@@ -235,9 +235,14 @@ def shard_of_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedShard
 
 def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
     """The global batch on the devices, from its rows that this process holds (`rows_here`)."""
-    put = _put_rows_of_process if jax.process_count() > 1 else jax.device_put
+    put = _put_rows_of_process if jax.process_count() > 1 else _put_rows
     arrays = {name: np.asarray(rows) for name, rows in batch.items()}
     return {name: put(rows, shard_of_rows(sharding, rows.shape)) for name, rows in arrays.items()}
+
+
+def _put_rows(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    # `jax.device_put` takes three times as long.
+    return jax.make_array_from_callback(rows.shape, sharding, rows.__getitem__)
 
 
 def _put_rows_of_process(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:

@@ -3,13 +3,16 @@
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import Mesh
 
 from transformer.errors import UserError
 from transformer.training.parallel import STATE, is_boxed, mesh_axes, path_names, unboxed
+
+if TYPE_CHECKING:
+    from transformer.training.run import Run
 
 REPLICATED = "replicated"
 """The logical axis of parameters that are meant to be whole on every device."""
@@ -45,23 +48,23 @@ def check_divided(boxed: Any, shardings: Any, mesh: jax.sharding.Mesh) -> None:
         )
 
 
-def check_fits(state: Any) -> None:
-    """Raises `UserError` if the arrays of a training state, which have shardings, are larger than the memory
-    of a device: allocating them would wait without end on some systems."""
-    leaves = jax.tree.leaves(state)
-    needed = sum(_bytes(leaf.sharding.shard_shape(leaf.shape), leaf) for leaf in leaves)
-    if needed > memory_of(mesh := leaves[0].sharding.mesh):
+def check_memory(run: "Run") -> None:
+    """Checks the sizes of a batch and of the training state: to make such a batch would take minutes and then
+    fail, and allocating such a state would wait without end on some systems.
+
+    Raises:
+      UserError: a batch, by `TOKEN_BYTES` alone, or the state is larger than the memory of a device.
+    """
+    mesh, rows, tokens = run.mesh, run.config.train.batch_size, run.experiment.tokens_per_example
+    batch_bytes = rows * tokens * TOKEN_BYTES / mesh.size
+    if batch_bytes > memory_of(mesh):
+        key = f"train.batch_size: {rows:,} rows of {tokens:,} tokens take"
+        raise _too_large(key, batch_bytes, mesh, "fewer, or shorter rows")
+    leaves = jax.tree.leaves(run.abstract)
+    state_bytes = sum(_bytes(leaf.sharding.shard_shape(leaf.shape), leaf) for leaf in leaves)
+    if state_bytes > memory_of(mesh):
         remedy = "a smaller model, or more devices in parallel.mesh.fsdp"
-        raise _too_large("model: the training state takes", needed, mesh, remedy)
-
-
-def check_batch_fits(batch_size: int, tokens: int, mesh: Mesh) -> None:
-    """Raises `UserError` if a batch of that many rows of that many `tokens` is larger than the memory of a
-    device, by the `TOKEN_BYTES` of a token alone: making it would take minutes, and then fail."""
-    needed = batch_size * tokens * TOKEN_BYTES / math.prod(mesh.shape.values())
-    if needed > memory_of(mesh):
-        rows = f"train.batch_size: {batch_size:,} rows of {tokens:,} tokens take"
-        raise _too_large(rows, needed, mesh, "fewer, or shorter rows")
+        raise _too_large("model: the training state takes", state_bytes, mesh, remedy)
 
 
 def _too_large(what: str, needed: float, mesh: Mesh, remedy: str) -> UserError:

@@ -19,19 +19,18 @@ from transformer.training.checkpoints.initialize import Checkpoint, WarmStart, m
 from transformer.training.experiment import Batches, Experiment, Params, Put
 from transformer.training.extras.compiler_options import check_compiler_options, options_for
 from transformer.training.extras.divergence import Watch
-from transformer.training.extras.resharding import constraints
+from transformer.training.extras.step_options import step_options
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, check_measured
 from transformer.training.logging.throughput import peak_flops, run_flops_per_token
 from transformer.training.logging.writers import EXTRAS, LatestValues, check_installed, make_writers, names_of
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
 from transformer.training.optim.initial_values import redraw
-from transformer.training.optim.optax_optimizers import own_average
 from transformer.training.optim.optimizer import Lengths, make_optimizer
 from transformer.training.optim.parametrization import parametrized
 from transformer.training.optim.roles import roles_of
-from transformer.training.optim.rules import check_rules, stop_gradients
-from transformer.training.partition import SMALL, check_batch_fits, check_divided, check_fits
+from transformer.training.optim.rules import check_rules
+from transformer.training.partition import SMALL, check_divided, check_memory
 from transformer.training.run_config import RunConfig, asks_layers
 from transformer.training.state import State
 from transformer.training.step import CompiledStep, TrainStep, make_train_step
@@ -134,11 +133,10 @@ class Run:
             check_installed(names_of(c.train.writers))
         if self.compiler_options:
             check_compiler_options(self.compiler_options, self.mesh)
-        if c.train.batch_size * self.experiment.tokens_per_example > SMALL:
-            check_batch_fits(c.train.batch_size, self.experiment.tokens_per_example, self.mesh)
-        _ = self.loader, self.hooks, self.abstract, self.warm_start
-        if sum(leaf.size for leaf in jax.tree.leaves(self.abstract)) > SMALL:
-            check_fits(self.abstract)
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.abstract))
+        if max(size, c.train.batch_size * self.experiment.tokens_per_example) > SMALL:
+            check_memory(self)
+        _ = self.loader, self.hooks, self.warm_start
         if c.optimizer.has_rules:
             check_rules(self.abstract.params, c.optimizer, self.layers, self.roles)
         if c.train.keep_best:
@@ -190,24 +188,18 @@ class Run:
         with self.placed(), self.checkpoints(write=True) as checkpoints:
             state = checkpoints.restore(self.abstract) if checkpoints.steps() else self.first_state()
             step = self.train_step(done := int(state.step))
-            return train(
-                self,
-                state,
-                step,
-                meter=self._meter(int(state.skipped), started, lambda: step.memory_gb),
-                writers=[*make_writers(self.folder, done, names_of(self.config.train.writers)), self.latest],
-                checkpoints=checkpoints,
-                hooks=self.hooks,
-            )
+            meter = self._meter(int(state.skipped), started, lambda: step.memory_gb)
+            writers = make_writers(self.folder, done, names_of(self.config.train.writers))
+            return train(self, state, step, meter, [*writers, self.latest], checkpoints)
 
     def train_step(self, done: int = 0) -> Any:
         """The train step from the state after `done` steps on; it is compiled by the first call."""
-        c = self.config.train
-        if c.until:
+        c, step = self.config.train, CompiledStep(self.jitted(), self.compiler_options)
+        return self._other_step(step, done) if c.until or c.log_norms or c.log_attention else step
+
+    def _other_step(self, step: CompiledStep, done: int) -> Any:
+        if self.config.train.until:
             return self.stages.step(done)
-        step = CompiledStep(self.jitted(), self.compiler_options)
-        if not (c.log_norms or c.log_attention):
-            return step
         from transformer.training.extras import measured
 
         return measured.make(self, step, done)
@@ -239,22 +231,11 @@ class Run:
     def make_step(self, **options: Any) -> TrainStep:
         """The train step; `options` as for `make_train_step`."""
         c = self.config.optimizer
-        if self.mesh.size > 1:
-            options = constraints(self) | options
-        if c.has_rules:
-            of = {"config": c, "layers": self.layers, "roles": self.roles}
-            options["stop_gradients"] = functools.partial(stop_gradients, **of)
-        if c.averages_itself:
-            options["own_average"] = own_average
-        return make_train_step(
-            self.experiment,
-            self.optimizer,
-            seed=self.config.seed,
-            microbatches=self.config.parallel.microbatches,
-            clip_norm=c.clip_norm,
-            ema_decay=c.ema_decay,
-            **options,
-        )
+        if self.mesh.size > 1 or c.has_rules or c.averages_itself:
+            options = step_options(self) | options
+        options |= {"clip_norm": c.clip_norm, "ema_decay": c.ema_decay, "seed": self.config.seed}
+        microbatches = self.config.parallel.microbatches
+        return make_train_step(self.experiment, self.optimizer, microbatches=microbatches, **options)
 
     def first_state(self) -> State:
         """The initial state, of a warm start with another run's parameters."""

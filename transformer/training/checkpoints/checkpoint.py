@@ -255,7 +255,8 @@ class Checkpoints:
     def _read(self, step: int, abstract: Any, partial: bool) -> Any:
         stored = self.stored(step)
         described = {name: stored[name] for name in abstract} if partial else stored
-        if differing := compare(arrays(described), arrays(abstract)):
+        if (found := arrays(described)) != (wanted := arrays(abstract)):
+            differing = compare(found, wanted)
             raise UserError(f"{self._path(step)}: the checkpoint is not of this config: {differing}")
         return self._restore(step, abstract, partial)
 

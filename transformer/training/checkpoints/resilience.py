@@ -33,7 +33,7 @@ class ResilientCheckpoints:
     def __init__(self, checkpoints: Checkpoints, warn: Callable[[str], None]) -> None:
         self._checkpoints, self._warn = checkpoints, warn
         self._folder = FolderIdentity(Path(checkpoints.directory).parent)
-        self._started = self._tried = time.monotonic()
+        self.started = self._tried = time.monotonic()
         self._waited = 0.0
         self._step: int | None = None  # the last save that was started, until it is known how it ended
         self._pending = False  # a save failed, or was put off
@@ -111,7 +111,7 @@ class ResilientCheckpoints:
     def _must_wait(self) -> bool:
         """Whether the save before is still being written, after the longest wait that is allowed."""
         start = time.monotonic()
-        allowed = max(WAITING_SECONDS, WAITING_SHARE * (start - self._started)) - self._waited
+        allowed = max(WAITING_SECONDS, WAITING_SHARE * (start - self.started)) - self._waited
         while self._checkpoints.is_saving() and time.monotonic() - start < allowed:
             time.sleep(0.01)
         if not any_of(self._checkpoints.is_saving()):

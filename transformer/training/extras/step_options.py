@@ -1,4 +1,4 @@
-"""Shardings of gradients, updates and the optimizer's state within the train step, over several devices."""
+"""Parts of the train step that only some runs have: several devices, frozen parameters, own averages."""
 
 import functools
 import math
@@ -8,24 +8,33 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from transformer.training.optim.optax_optimizers import multiplies_matrices
+from transformer.training.optim.optax_optimizers import multiplies_matrices, own_average
+from transformer.training.optim.rules import stop_gradients
 from transformer.training.parallel import mesh_axes, path_names
 
 if TYPE_CHECKING:
     from transformer.training.run import Run
 
 
-def constraints(run: "Run") -> dict[str, Callable[[Any], Any]]:
-    """The arguments `constrain` and `reshard_for_optimizer` of `make_train_step` for a run."""
-    shardings = run.shardings.params
-    found: dict[str, Callable[[Any], Any]] = {
-        "constrain": lambda params: jax.lax.with_sharding_constraint(params, shardings)
-    }
-    if multiplies_matrices(run.config.optimizer.name):
-        found["reshard_for_optimizer"] = functools.partial(
-            reshard_stacks, shardings=shardings, chosen=lambda path: run.roles(path).is_hidden
+def step_options(run: "Run") -> dict[str, Callable]:
+    """The arguments of `make_train_step` that only some runs have: shardings over several devices, frozen
+    parameters, and the average that an optimizer keeps itself."""
+    config = run.config.optimizer
+    options: dict[str, Callable] = {}
+    if run.mesh.size > 1:
+        shardings = run.shardings.params
+        options["constrain"] = lambda params: jax.lax.with_sharding_constraint(params, shardings)
+        if multiplies_matrices(config.name):
+            options["reshard_for_optimizer"] = functools.partial(
+                reshard_stacks, shardings=shardings, chosen=lambda path: run.roles(path).is_hidden
+            )
+    if config.has_rules:
+        options["stop_gradients"] = functools.partial(
+            stop_gradients, config=config, layers=run.layers, roles=run.roles
         )
-    return found
+    if config.averages_itself:
+        options["own_average"] = own_average
+    return options
 
 
 def reshard_stacks(tree: Any, shardings: Any, chosen: Callable[[tuple], bool]) -> Any:
