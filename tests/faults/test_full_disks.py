@@ -25,7 +25,7 @@ from transformer.safe_files import replace
 from transformer.training.checkpoints import resilience
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.checkpoints.resilience import FolderIdentity, ResilientCheckpoints
-from transformer.training.checkpoints.storage import Appended
+from transformer.training.checkpoints.storage import AppendFile
 from transformer.training.hooks import Hook, Samples
 from transformer.training.logging.writers import MetricsFile, RetryingWriter, make_writers
 
@@ -246,7 +246,7 @@ def test_slow_storage_is_waited_for_only_so_long(tmp_path, monkeypatch):
 
 def test_what_is_appended_is_there_whole_or_not_at_all(tmp_path):
     with disks.small(tmp_path / "disk", "16k") as disk:
-        file, content = Appended(disk / "file"), b""
+        file, content = AppendFile(disk / "file"), b""
         with pytest.raises(OSError, match="No space"):
             for number in range(10_000):
                 piece = str(number).encode() * 7

@@ -97,11 +97,11 @@ FULL = """
 import errno, os, sys
 import launch
 from transformer.training.checkpoints.checkpoint import Checkpoints
-from transformer.training.checkpoints.storage import Appended
+from transformer.training.checkpoints.storage import AppendFile
 
 WHO = 1
 number, written, saved = int(sys.argv[-1][-1]), 0, []
-write, save, room = Appended.write, Checkpoints.save, Checkpoints.room
+write, save, room = AppendFile.write, Checkpoints.save, Checkpoints.room
 
 def full(path):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -120,7 +120,7 @@ def failing_save(self, step, *arguments):  # that of one of them, for the second
         full(self.directory)
     save(self, step, *arguments)
 
-Appended.write, Checkpoints.room, Checkpoints.save = failing_write, failing_room, failing_save
+AppendFile.write, Checkpoints.room, Checkpoints.save = failing_write, failing_room, failing_save
 sys.exit(launch.main(sys.argv[1:]))
 """
 

@@ -424,7 +424,7 @@ EDITS = {
         "tests/training/test_parallel.py",
         {
             "all_replicated": (
-                "if shape == leaf.shape or _is_part(leaf.shape, shape, owner):",
+                "if shape == leaf.shape or _has_rows_of(leaf.shape, shape, owner):",
                 "if shape == leaf.shape and False:",
             ),
             "tokens_not_cut": ("axes = 2 if len(shape) > 1", "axes = 2 if len(shape) > 9"),

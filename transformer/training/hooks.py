@@ -110,17 +110,17 @@ def _as_number(name: str, value: object) -> float:
 def measures(evaluators: Mapping[str, Evaluator], params: Params) -> dict[str, list[str] | None]:
     """Prefix -> names of the results of each evaluator before a call, None if it has no `names`. `params` may
     be abstract."""
-    tell = {prefix: getattr(evaluator, "names", None) for prefix, evaluator in evaluators.items()}
-    return {prefix: names(params) if names else None for prefix, names in tell.items()}
+    methods = {prefix: getattr(evaluator, "names", None) for prefix, evaluator in evaluators.items()}
+    return {prefix: names(params) if names else None for prefix, names in methods.items()}
 
 
 def check_measured(name: str, evaluators: Mapping[str, Evaluator], params: Params) -> None:
     """Raises `UserError` if no evaluator measures the metric `name`, that of `train.keep_best`."""
     found = measures(evaluators, params)
     known = [f"{prefix}/{each}" for prefix, names in found.items() for each in names or ()]
-    untold = [f"{prefix}/" for prefix, names in found.items() if names is None]
-    if name not in known and not name.startswith(tuple(untold)):
-        raise _not_measured(name, [*known, *(f"{prefix}..." for prefix in untold)])
+    unlisted = [f"{prefix}/" for prefix, names in found.items() if names is None]
+    if name not in known and not name.startswith(tuple(unlisted)):
+        raise _not_measured(name, [*known, *(f"{prefix}..." for prefix in unlisted)])
 
 
 def _not_measured(name: str, known: Iterable[str]) -> UserError:

@@ -81,10 +81,10 @@ class MeshConfig(Bounded):
 
     def __post_init__(self):
         super().__post_init__()
-        left = [axis for axis in AXES if getattr(self, axis) == -1]
-        if len(left) > 1:
+        unset = [axis for axis in AXES if getattr(self, axis) == -1]
+        if len(unset) > 1:
             raise UserError(
-                f"{left[1]}: -1, but {left[0]} is -1 too; only one axis can take the remaining devices"
+                f"{unset[1]}: -1, but {unset[0]} is -1 too; only one axis can take the remaining devices"
             )
 
 
@@ -164,10 +164,10 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
     whole = NamedSharding(mesh, PartitionSpec())
     if mesh.size == 1:
         return jax.tree.map(lambda _: whole, unboxed(state))
-    return _cut(state, mesh, rules, whole)
+    return _divide(state, mesh, rules, whole)
 
 
-def _cut(state: Any, mesh: Mesh, rules: Rules, whole: NamedSharding) -> Any:
+def _divide(state: Any, mesh: Mesh, rules: Rules, whole: NamedSharding) -> Any:
     """`state_shardings` over several devices."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state.params, is_leaf=is_boxed)
     parameters = {
@@ -180,7 +180,7 @@ def _cut(state: Any, mesh: Mesh, rules: Rules, whole: NamedSharding) -> Any:
         names = path_names(path)
         for start in range(len(names)):
             shape, owner = parameters.get(names[start:], ((), whole))
-            if shape == leaf.shape or _is_part(leaf.shape, shape, owner):
+            if shape == leaf.shape or _has_rows_of(leaf.shape, shape, owner):
                 return owner
         return whole
 
@@ -288,7 +288,7 @@ def _sharding(boxed: Any, names: tuple[str, ...], mesh: Mesh, rules: Rules) -> N
     return NamedSharding(mesh, spec)
 
 
-def _is_part(shape: tuple[int, ...], whole: tuple[int, ...], sharding: NamedSharding) -> bool:
+def _has_rows_of(shape: tuple[int, ...], whole: tuple[int, ...], sharding: NamedSharding) -> bool:
     """Whether an array has some of the rows of another whose rows are not sharded."""
     spec = (*sharding.spec, None)
     return len(whole) > 1 and shape[1:] == whole[1:] and len(shape) > 1 and spec[0] is None

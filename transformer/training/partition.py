@@ -33,15 +33,15 @@ def check_divided(boxed: Any, shardings: Any, mesh: jax.sharding.Mesh) -> None:
     if math.prod(mesh.shape[axis] for axis in STATE) == 1:
         return
     named = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_boxed)
-    left, total = [(0, "", ())], 0
+    undivided, total = [(0, "", ())], 0
     for (path, box), sharding in zip(named, jax.tree.leaves(shardings), strict=True):
         name, leaf = _name(path), unboxed(box)
         total += _bytes(leaf.shape, leaf)
         if name.endswith(("kernel", "table")) and not (_is_meant(box) or _is_divided(sharding)):
-            left.append((_bytes(leaf.shape, leaf), name, leaf.shape))
-    share = sum(size for size, *_ in left) / max(1, total)
+            undivided.append((_bytes(leaf.shape, leaf), name, leaf.shape))
+    share = sum(size for size, *_ in undivided) / max(1, total)
     if share > MAX_WHOLE:
-        _, name, shape = max(left)
+        _, name, shape = max(undivided)
         raise UserError(
             f"parallel.mesh.fsdp: {share:.1%} of the bytes of parameters are whole on every device, most of "
             f"them in {name} {shape}; expected at most {MAX_WHOLE:.0%}: its logical axes have no rule"

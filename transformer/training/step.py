@@ -55,12 +55,12 @@ def make_train_step(
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         weights = experiment.weigh(batch)
 
-        def objective(params: Params, part: Batch, carry: Any, part_rng: jax.Array) -> tuple[Any, Any]:
+        def objective(params: Params, rows: Batch, carry: Any, rows_rng: jax.Array) -> tuple[Any, Any]:
             params = stop_gradients(params)
             if carry is None:
-                terms = experiment.loss(params, part, part_rng, True)
+                terms = experiment.loss(params, rows, rows_rng, True)
             else:
-                terms, carry = experiment.loss_and_carry(params, part, carry, part_rng, True)
+                terms, carry = experiment.loss_and_carry(params, rows, carry, rows_rng, True)
             terms = {name: term if name in weights else reported(name, term) for name, term in terms.items()}
             # A term without examples in the batch contributes 0 instead of 0 / 0.
             total = sum(terms[name].total / jnp.maximum(weight, 1e-9) for name, weight in weights.items())
@@ -126,9 +126,9 @@ def accumulated(
 
     def of_rows(params: Params, rows: tuple[dict[str, Any], Any], rng: jax.Array) -> Any:
         def add(total: Params, inputs: tuple[jax.Array, Batch, Any]) -> tuple[Params, Any]:
-            index, part, carry = inputs
-            part_gradients, found = gradient(params, part, carry, jax.random.fold_in(rng, index))
-            return jax.tree.map(jnp.add, total, part_gradients), found
+            index, microbatch, carry = inputs
+            gradients, found = gradient(params, microbatch, carry, jax.random.fold_in(rng, index))
+            return jax.tree.map(jnp.add, total, gradients), found
 
         zeros = jax.tree.map(jnp.zeros_like, params)
         parts = split_rows(rows, microbatches)
@@ -186,13 +186,13 @@ def in_microbatches(step: Callable[..., Any], parts: int) -> Callable[..., Any]:
     if parts == 1:
         return step
 
-    def whole(params: Params, *inputs: Any) -> Any:
-        _, found = jax.lax.scan(lambda _, part: (None, step(params, *part)), None, split_rows(inputs, parts))
+    def in_turn(params: Params, *inputs: Any) -> Any:
+        _, found = jax.lax.scan(lambda _, rows: (None, step(params, *rows)), None, split_rows(inputs, parts))
         terms, *rows = found if isinstance(found, tuple) else (found,)
         added = jax.tree.map(lambda x: jnp.sum(x, axis=0), terms)
         return (added, *join_rows(rows)) if isinstance(found, tuple) else added
 
-    return whole
+    return in_turn
 
 
 def split_rows(batch: Any, parts: int) -> Any:
@@ -236,5 +236,5 @@ def memory_gb(compiled: jax.stages.Compiled) -> float | None:
     sizes: Any = compiled.memory_analysis()
     if sizes is None:
         return None
-    held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return (held + sizes.temp_size_in_bytes) / 2**30
+    buffers = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return (buffers + sizes.temp_size_in_bytes) / 2**30

@@ -44,8 +44,8 @@ def _digits(halves: np.ndarray) -> str:
 @jax.jit
 def _sums(array: jax.Array) -> jax.Array:
     width = array.dtype.itemsize
-    whole = array.astype(jnp.uint8) if array.dtype == bool else array
-    words = jax.lax.bitcast_convert_type(whole, jnp.dtype(f"uint{8 * min(width, 4)}")).astype(jnp.uint32)
+    numbers = array.astype(jnp.uint8) if array.dtype == bool else array
+    words = jax.lax.bitcast_convert_type(numbers, jnp.dtype(f"uint{8 * min(width, 4)}")).astype(jnp.uint32)
     place = jnp.zeros(words.shape, jnp.uint32)
     for axis, size in enumerate(words.shape):
         place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)

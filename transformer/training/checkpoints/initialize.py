@@ -26,8 +26,8 @@ ADAPTERS = ("lora_down", "lora_up")
 LABELLED = "head"
 """The part of a path of parameters with one output per label, which fit only the same labels."""
 
-SHOWN = 8
-"""The most paths that an error lists."""
+MAX_LISTED = 8
+"""The number of paths that an error lists."""
 
 
 class Origin(Protocol):
@@ -80,7 +80,7 @@ class Checkpoint:
         averaged = config.train.average_last if config and step in (None, "latest") else 1
         with _checkpoints(folder) as checkpoints:
             try:
-                found = checkpoints.find(_which(checkpoints) if step is None else step)
+                found = checkpoints.find(_default_step(checkpoints) if step is None else step)
             except UserError as error:
                 raise UserError(f"initialize_from: {error}") from None
             return cls(folder, found, tuple(checkpoints.steps()[-averaged:-1]), config)
@@ -241,7 +241,7 @@ def _checkpoints(folder: Path) -> Checkpoints:
     return Checkpoints(paths.checkpoints, keep_best=keep_best, write=False)
 
 
-def _which(checkpoints: Checkpoints) -> Step:
+def _default_step(checkpoints: Checkpoints) -> Step:
     """The best checkpoint if the run keeps one, else the latest."""
     return "best" if checkpoints.keep_best else "latest"
 
@@ -271,4 +271,6 @@ def _grouped(what: str, paths: tuple[str, ...]) -> list[str]:
 
 
 def _some(items: list[str]) -> str:
-    return ", ".join(items[:SHOWN]) + (f" and {len(items) - SHOWN} more" if len(items) > SHOWN else "")
+    return ", ".join(items[:MAX_LISTED]) + (
+        f" and {len(items) - MAX_LISTED} more" if len(items) > MAX_LISTED else ""
+    )

@@ -21,7 +21,7 @@ def reason(error: BaseException) -> str:
     return os.strerror(int(number)) if number.isdecimal() else found
 
 
-class Appended:
+class AppendFile:
     """A file that grows by whole pieces: a piece that cannot be written leaves nothing behind.
 
     Raises:

@@ -22,7 +22,7 @@ def options_for(options: Mapping[str, Any], deterministic: bool, mesh: Mesh) -> 
     devices of the mesh.
 
     Raises:
-      UserError: an option says the contrary.
+      UserError: an option contradicts it.
     """
     needed = DETERMINISTIC.get(mesh.devices.flat[0].platform, OF_XLA) if deterministic else {}
     for name, value in needed.items():
@@ -48,5 +48,5 @@ def check_compiler_options(options: Mapping[str, Any], mesh: Mesh) -> None:
         try:
             program.compile(compiler_options=alone)
         except RuntimeError as error:
-            said = " ".join(str(error).split())
-            raise UserError(f"{key}; the compiler for {kind} says: {said}") from None
+            reported = " ".join(str(error).split())
+            raise UserError(f"{key}; the compiler for {kind} reports: {reported}") from None

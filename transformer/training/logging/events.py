@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformer.training.checkpoints.storage import Appended
+from transformer.training.checkpoints.storage import AppendFile
 
 
 class Events:
     """A new file of events in a folder, each of which is written whole and at once, or not at all.
 
-    Events of an earlier file from step `purge_step` on are hidden. Raises `OSError`, as `Appended`.
+    Events of an earlier file from step `purge_step` on are hidden. Raises `OSError`, as `AppendFile`.
     """
 
     def __init__(self, directory: Path, suffix: str = "", purge_step: int | None = None) -> None:
@@ -29,7 +29,7 @@ class Events:
         directory.mkdir(parents=True, exist_ok=True)
         # The name has fractions of a second: a run may open a file more than once in a second.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}{suffix}"
-        self._file = Appended(directory / name)
+        self._file = AppendFile(directory / name)
         first = [event_pb2.Event(file_version="brain.Event:2")]
         if purge_step is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)

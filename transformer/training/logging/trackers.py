@@ -1,6 +1,6 @@
 """Writers to experiment trackers: Weights & Biases and MLflow.
 
-Where they write to is said by their own environment variables, such as `WANDB_PROJECT`, `WANDB_MODE=offline`,
+Where they write to is set by their own environment variables, such as `WANDB_PROJECT`, `WANDB_MODE=offline`,
 `MLFLOW_TRACKING_URI` and `MLFLOW_EXPERIMENT_NAME`. A run has the name of its folder and the keys of its
 config. Its id is kept in `trackers.json`, so that a resumed run continues in the same curves; values of steps
 that a killed run had already written stay there beside the new ones. A run that ends with an error has failed
@@ -71,8 +71,8 @@ class MLflow:
             if not known:
                 param = mlflow.entities.Param
                 params = [param(key, str(value)) for key, value in config_keys(folder).items()]
-                for part in _parts(params, PER_CALL["parameters"]):
-                    self._client.log_batch(self._id, params=part)
+                for batch in _batches(params, PER_CALL["parameters"]):
+                    self._client.log_batch(self._id, params=batch)
         keep_id(folder, "mlflow", self._id)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -80,8 +80,8 @@ class MLflow:
         metric, now = self._mlflow.entities.Metric, int(1000 * time.time())
         metrics = [metric(name, value, now, step) for name, value in values.items()]
         with _answering():
-            for part in _parts(metrics, PER_CALL["metrics"]):
-                self._client.log_batch(self._id, metrics=part)
+            for batch in _batches(metrics, PER_CALL["metrics"]):
+                self._client.log_batch(self._id, metrics=batch)
 
     def close(self) -> None:
         """Ends the run of MLflow."""
@@ -163,7 +163,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _parts(values: list[Any], size: int) -> Iterator[list[Any]]:
+def _batches(values: list[Any], size: int) -> Iterator[list[Any]]:
     iterator = iter(values)
-    while part := list(itertools.islice(iterator, size)):
-        yield part
+    while batch := list(itertools.islice(iterator, size)):
+        yield batch

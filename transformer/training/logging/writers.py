@@ -21,7 +21,7 @@ from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
 from transformer.safe_files import replace
-from transformer.training.checkpoints.storage import Appended, reason
+from transformer.training.checkpoints.storage import AppendFile, reason
 from transformer.training.logging.events import Events
 
 
@@ -44,7 +44,7 @@ class MetricsFile:
     def __init__(self, folder: RunFolder, step: int):
         folder.metrics.parent.mkdir(parents=True, exist_ok=True)
         self._last = _cut_after(step, folder.metrics) if folder.metrics.exists() else ""
-        self._file = Appended(folder.metrics)
+        self._file = AppendFile(folder.metrics)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends a line; values of the same step are merged into the last line."""
@@ -65,7 +65,7 @@ class MetricsFile:
 
 class TensorBoard:
     """`events/`, TensorBoard events. The first file is opened with the first values. Where there are some, a
-    new one is opened at once: what it says of the steps to hide must come before pictures of them, which are
+    new one is opened at once: its mark of the steps to hide must come before pictures of them, which are
     in files of their own."""
 
     def __init__(self, folder: RunFolder, step: int):
@@ -170,7 +170,7 @@ class RetryingWriter:
             self._failed = False
 
     def close(self) -> None:
-        """Tries once more, closes the writer, and says what is lost."""
+        """Tries once more, closes the writer, and reports what is lost."""
         if self._kept:
             step, values = self._kept.pop()
             self.write(step, values)
