@@ -105,7 +105,7 @@ EDITS = {
         },
     ),
     "transformer/json_text.py": (
-        "tests/faults/test_untrusted_files.py tests/data/sources/test_blocks.py",
+        "tests/test_json_text.py tests/faults/test_untrusted_files.py tests/data/sources/test_blocks.py",
         {
             "several_values_of_a_line": ("if end < len(line):", "if False:"),
             "depth_is_an_error_of_its_own": (

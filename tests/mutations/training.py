@@ -13,6 +13,15 @@ EDITS = {
             "prompts_count": ('-nll_bt * batch["answers"]', "-nll_bt"),
         },
     ),
+    "transformer/training/signals.py": (
+        "tests/training/test_processes.py",
+        {
+            "one_process_leaves_an_evaluation": (
+                "self._raising = jax.process_count() == 1",
+                "self._raising = True",
+            )
+        },
+    ),
     "transformer/training/checkpoints/initialize.py": (
         "tests/workdir/test_same_function.py",
         {
