@@ -93,6 +93,7 @@ ALLOWED = {
         "transformer.interop",
         "transformer.data.tokenization.special_tokens",
         "transformer.data.tokenization.tokenizer_formats",
+        "transformer.data.tokenization.tokenizer_settings",
         "transformer.data.tokenization.tokenizers",
         "transformer.config",
         "transformer.errors",

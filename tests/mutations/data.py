@@ -272,6 +272,8 @@ EDITS = {
             "accents_kept": ("normalizers.StripAccents(), ", ""),
             "letters_taken_apart": (", normalizers.NFC()]", "]"),
             "case_kept": ("[normalizers.Lowercase()] if lowercase", "[] if lowercase"),
+            "learns_the_text_as_it_is": ("map(change.normalize_str, texts)", "texts"),
+            "own_normalizer_lost": ("[change, *filter(None, [backend.normalizer])]", "[change]"),
         },
     ),
     "transformer/data/tokenization/tokenizer_formats.py": (
@@ -284,11 +286,6 @@ EDITS = {
     "transformer/data/tokenization/tokenizers.py": (
         "tests/data/tokenization/test_tokenizers.py",
         {
-            "learns_the_text_as_it_is": (
-                "texts if change is None else map(change.normalize_str, texts)",
-                "texts",
-            ),
-            "own_normalizer_lost": ("[change, *filter(None, [backend.normalizer])]", "[change]"),
             "dropout_is_kept": ("backend.model.dropout = None", "pass"),
             "closed_vocabularies_are_not_noticed": ("ClosedVocabulary(backend, name)", "backend"),
         },

@@ -8,15 +8,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from transformer.data.tokenization.tokenizers import (
-    NAMES,
-    ROLES,
-    TARGETS,
-    Tokenizer,
-    read_backend,
-    settings_beside,
-    special_in,
-)
+from transformer.data.tokenization.tokenizer_settings import ROLES, SETTINGS, settings_beside, special_in
+from transformer.data.tokenization.tokenizers import TARGETS, Tokenizer, read_backend
 from transformer.errors import UserError, first_line
 from transformer.interop.json_files import as_list, read_object
 from transformer.interop.sentencepiece import read_sentencepiece
@@ -210,7 +203,7 @@ def write_tokenizer(
         settings["auto_map"] = {"AutoTokenizer": [None, f"{Path(AS_WRITTEN).stem}.AsWritten"]}
         (folder / AS_WRITTEN).write_text(AS_WRITTEN_CODE, encoding="utf-8")
     text = json.dumps(settings | tokenizer.kept, ensure_ascii=False, indent=2)
-    (folder / NAMES).write_text(text + "\n", encoding="utf-8")
+    (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
     return {f"{role}_id": i for role, i in ids.items()} | (
         {DECODER_START: tokenizer.bos_id} if paired else {}
     )

@@ -9,7 +9,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from transformer.data.tokenization.special_tokens import SpecialTokens, takes_space
-from transformer.data.tokenization.tokenizers import NAMES, Tokenizer
+from transformer.data.tokenization.tokenizer_settings import SETTINGS
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop.json_files import LONGEST, read_object
 
@@ -33,7 +34,7 @@ def word_piece(vocab: Path) -> tokenizers.Tokenizer:
     ids = {token.removesuffix("\r"): i for i, token in enumerate(tokens)}
     if len(ids) < len(tokens) or UNKNOWN not in ids:
         raise UserError(f"{vocab}: expected a token in each line, no token twice, and {UNKNOWN} among them")
-    names = read_object(vocab.with_name(NAMES)) if vocab.with_name(NAMES).is_file() else {}
+    names = read_object(vocab.with_name(SETTINGS)) if vocab.with_name(SETTINGS).is_file() else {}
     backend = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
     backend.normalizer = normalizers.BertNormalizer(
         lowercase=_flag(names, "do_lower_case", True),
@@ -102,5 +103,5 @@ def write_encoder_tokenizer(
     own = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
     settings = own | {"model_input_names": inputs} | tokenizer.kept | named
     text = json.dumps(settings, ensure_ascii=False, indent=2)
-    (folder / NAMES).write_text(text + "\n", encoding="utf-8")
+    (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
     return {"bos_token_id": special.cls, "eos_token_id": special.sep, "pad_token_id": tokenizer.pad_id}

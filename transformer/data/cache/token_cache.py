@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from transformer.data.cache.disk_cache import build_once, digest, map_arrays
 from transformer.data.sources import Source
-from transformer.data.tokenization.tokenizers import Tokenizer, byte_tokens
+from transformer.data.tokenization.tokenizer_kinds import byte_tokens
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 FORMAT = 2

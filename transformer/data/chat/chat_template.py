@@ -8,7 +8,8 @@ from typing import Any
 
 from transformer.data.chat.template_process import RENDERER, View, additions
 from transformer.data.sources.base import check_text
-from transformer.data.tokenization.tokenizers import NAMES, TEMPLATE, Tokenizer, chat_template_in
+from transformer.data.tokenization.tokenizer_settings import SETTINGS, TEMPLATE, chat_template_in
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError, brief
 from transformer.json_text import parse_json
 
@@ -68,7 +69,7 @@ class ChatTemplate:
         """The template that is kept with a tokenizer; without one `plain`."""
         if not tokenizer.chat_template:
             return cls()
-        files = [tokenizer.folder / name for name in (TEMPLATE, NAMES)] if tokenizer.folder else []
+        files = [tokenizer.folder / name for name in (TEMPLATE, SETTINGS)] if tokenizer.folder else []
         return cls(tokenizer.chat_template, file=next((str(file) for file in files if file.is_file()), ""))
 
     def pieces(self, messages: Sequence[Message], answering: bool = False) -> list[tuple[str, bool]]:

@@ -42,11 +42,36 @@ class TokenizerKind:
             return ""
 
 
-def text_normalizer(lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
+def text_normalizer(lowercase: bool = False, strip_accents: bool = False) -> normalizers.Normalizer:
     """The change of a text before it is split into tokens: accents and other combining marks are removed,
     letters become lower-case (Devlin et al. 2019, the released code, "uncased")."""
     marks = [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()] if strip_accents else []
     return normalizers.Sequence([*marks, *([normalizers.Lowercase()] if lowercase else [])])
+
+
+def train_normalized(
+    kind: TokenizerKind, texts: Iterable[str], vocab_size: int, **normalization: bool
+) -> tokenizers.Tokenizer:
+    """A tokenizer that changes a text as `text_normalizer` with these arguments does, trained on such
+    text."""
+    change = text_normalizer(**normalization)
+    backend = kind.train(map(change.normalize_str, texts), vocab_size)
+    backend.normalizer = normalizers.Sequence([change, *filter(None, [backend.normalizer])])
+    return backend
+
+
+def _symbol(byte: int) -> str:
+    """The character for a byte in byte-level tokenizers: itself if it is printable."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte) if byte in shown else chr(0x100 + byte - sum(other < byte for other in shown))
+
+
+def byte_tokens(texts: Iterable[str] = (), vocab_size: int = 0) -> tokenizers.Tokenizer:
+    """Id b is byte b; there is nothing to train."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab={_symbol(byte): byte for byte in range(256)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def train_characters(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
@@ -90,3 +115,12 @@ def train_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     made = tokenizers.Tokenizer(models.WordLevel(backend.get_vocab(), unk_token=UNKNOWN))
     made.normalizer, made.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
     return made
+
+
+TOKENIZERS = {
+    "bytes": TokenizerKind(byte_tokens, learns=False),
+    "characters": TokenizerKind(train_characters),
+    "bpe": TokenizerKind(train_bpe, least_size=257, needs="every byte"),
+    "words": TokenizerKind(train_words, least_size=3, needs="a word, all others"),
+}
+"""Value of `data.tokenizer` -> how to make it; any other value is the path of a `tokenizer.json`."""

@@ -10,65 +10,32 @@ from types import MappingProxyType
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import models
 
-from transformer.data.cache.disk_cache import digest, flush
+from transformer.data.cache.disk_cache import digest
 from transformer.data.tokenization.closed_vocabulary import ClosedVocabulary
 from transformer.data.tokenization.tokenizer_formats import other_format
-from transformer.data.tokenization.tokenizer_kinds import (
-    END,
-    UNKNOWN,
-    TokenizerKind,
-    text_normalizer,
-    train_bpe,
-    train_characters,
-    train_words,
+from transformer.data.tokenization.tokenizer_kinds import END, TOKENIZERS, UNKNOWN, train_normalized
+from transformer.data.tokenization.tokenizer_settings import (
+    KEPT,
+    ROLES,
+    SETTINGS,
+    TEMPLATE,
+    settings_beside,
+    special_in,
 )
 from transformer.errors import UserError, first_line
-from transformer.json_text import parse_json
+from transformer.safe_files import replace
 
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """Names of the end-of-text token in other tokenizers, in order of preference."""
 
 
-def _symbol(byte: int) -> str:
-    """The character for a byte in byte-level tokenizers: itself if it is printable."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return chr(byte) if byte in shown else chr(0x100 + byte - sum(other < byte for other in shown))
-
-
-def byte_tokens(texts: Iterable[str] = (), vocab_size: int = 0) -> tokenizers.Tokenizer:
-    """Id b is byte b; there is nothing to train."""
-    backend = tokenizers.Tokenizer(models.BPE(vocab={_symbol(byte): byte for byte in range(256)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-ROLES = ("bos_token", "eos_token", "pad_token")
-"""Roles of special tokens, as tokenizer_config.json names them: before a document, after it, padding."""
-
-TEXTS = ("chat_template", "padding_side")
-KEPT = (*TEXTS, "unk_token", "mask_token")
-"""Keys of tokenizer_config.json that change no encoding: `TEXTS`, and what others call their tokens."""
-
 NONE_NAMED: Mapping[str, str] = MappingProxyType({})
 """No names of special tokens."""
 
-TOKENIZERS = {
-    "bytes": TokenizerKind(byte_tokens, learns=False),
-    "characters": TokenizerKind(train_characters),
-    "bpe": TokenizerKind(train_bpe, least_size=257, needs="every byte"),
-    "words": TokenizerKind(train_words, least_size=3, needs="a word, all others"),
-}
-"""Value of `data.tokenizer` -> how to make it; any other value is the path of a `tokenizer.json`."""
-
-
 RARE = "\ua66e"
 """A letter that hardly any vocabulary has: U+A66E, of one Slavonic manuscript."""
-
-NAMES, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
-"""Files beside a `tokenizer.json`: one names the special tokens, and either may have a chat template."""
 
 TARGETS = "target_tokenizer.json"
 """A file beside a `tokenizer.json` that then encodes sources alone: the tokenizer of targets."""
@@ -98,51 +65,6 @@ def whole(backend: tokenizers.Tokenizer, name: str) -> Any:
     return backend
 
 
-def settings_beside(file: Path) -> dict[str, Any]:
-    """Settings beside a `tokenizer.json`: the values of a `tokenizer_config.json`, with the chat template
-    of a `chat_template.jinja`; {} if there is neither.
-
-    Raises:
-      UserError: one of them cannot be read, or the first is not a JSON object.
-    """
-    path, template = file.with_name(NAMES), file.with_name(TEMPLATE)
-    try:
-        given = parse_json(path.read_text(encoding="utf-8-sig")) if path.is_file() else {}
-        own = {"chat_template": template.read_text(encoding="utf-8-sig")} if template.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} or {TEMPLATE} beside it: not readable ({str(error)[:160]})") from None
-    if not isinstance(given, dict):
-        raise UserError(f"{path}: a JSON {type(given).__name__}; expected an object, {{...}}")
-    return given | own
-
-
-def special_in(settings: Mapping[str, Any], backend: tokenizers.Tokenizer) -> dict[str, str]:
-    """Role -> name of the special tokens that the values of a `tokenizer_config.json` name and the tokenizer
-    has; and the values `KEPT`."""
-    given, vocabulary = {key: settings.get(key) for key in (*ROLES, *KEPT)}, backend.get_vocab()
-    # A name may come with how the token is stripped.
-    texts = {key: text.get("content") if isinstance(text, dict) else text for key, text in given.items()}
-    texts["chat_template"] = chat_template_in(settings)
-    named = {key: text for key, text in texts.items() if isinstance(text, str) and text}
-    return {key: text for key, text in named.items() if key in TEXTS or text in vocabulary}
-
-
-def chat_template_in(settings: Mapping[str, Any]) -> str:
-    """The chat template in the values of a `tokenizer_config.json`, of several the one named "default"; ""
-    if there is none."""
-    given = settings.get("chat_template")
-    named = given if isinstance(given, list) else [{"name": "default", "template": given}]
-    default = [each for each in named if isinstance(each, dict) and each.get("name") == "default"]
-    return next((each["template"] for each in default if isinstance(each.get("template"), str)), "")
-
-
-def _write(path: Path, text: str) -> None:
-    part = Path(f"{path}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    flush(part)
-    os.replace(part, path)
-
-
 class Tokenizer:
     """A `tokenizer.json` with special tokens: `bos_id` before every document, `eos_id` after it, `pad_id`.
 
@@ -152,10 +74,7 @@ class Tokenizer:
     """
 
     def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        special: Mapping[str, str] = NONE_NAMED,
-        targets: "Tokenizer | None" = None,
+        self, backend: Any, special: Mapping[str, str] = NONE_NAMED, targets: "Tokenizer | None" = None
     ) -> None:
         """Wraps a tokenizer of the `tokenizers` library. `special` are names of special tokens by their role,
         a key of `ROLES`, and values of `KEPT`; without an end-of-text token one of `ENDS` is taken, or
@@ -174,28 +93,19 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls,
-        kind: str,
-        texts: Iterable[str] = (),
-        vocab_size: int = 0,
-        *,
-        lowercase: bool = False,
-        strip_accents: bool = False,
+        cls, kind: str, texts: Iterable[str] = (), vocab_size: int = 0, **normalization: bool
     ) -> "Tokenizer":
-        """Trains a tokenizer of one of the kinds of `TOKENIZERS` on text given in pieces; `lowercase` and
-        `strip_accents` are those of `text_normalizer`, and become a part of the tokenizer.
+        """Trains a tokenizer of one of the kinds of `TOKENIZERS` on text given in pieces; `normalization` are
+        the arguments of `text_normalizer`, and become a part of the tokenizer.
 
         Raises:
           UserError: an unknown kind.
         """
         if kind not in TOKENIZERS:
             raise UserError(f"{kind!r}: unknown tokenizer; expected a file or one of {', '.join(TOKENIZERS)}")
-        change = text_normalizer(lowercase, strip_accents) if lowercase or strip_accents else None
-        read = texts if change is None else map(change.normalize_str, texts)
-        backend = TOKENIZERS[kind].train(read, vocab_size)
-        if change is not None:
-            backend.normalizer = normalizers.Sequence([change, *filter(None, [backend.normalizer])])
-        return cls(backend)
+        if any(normalization.values()):
+            return cls(train_normalized(TOKENIZERS[kind], texts, vocab_size, **normalization))
+        return cls(TOKENIZERS[kind].train(texts, vocab_size))
 
     @classmethod
     def blank(cls, vocab_size: int) -> "Tokenizer":
@@ -213,7 +123,8 @@ class Tokenizer:
         """
         file = Path(path).expanduser()
         backend = read_backend(file)
-        special = special_in(settings_beside(file), backend)
+        beside = any(file.with_name(name).is_file() for name in (SETTINGS, TEMPLATE))
+        special = special_in(settings_beside(file), backend) if beside else NONE_NAMED
         targets = cls(read_backend(other), special) if (other := file.with_name(TARGETS)).is_file() else None
         found = cls(backend, special, targets)
         found.folder = file.parent
@@ -223,10 +134,10 @@ class Tokenizer:
         """Writes `tokenizer.json` atomically, with a tokenizer of targets beside it if that is another, and
         `tokenizer_config.json` if it names special tokens or has values that are kept."""
         if settings := self.special | self.kept:
-            _write(Path(path).with_name(NAMES), json.dumps(settings, ensure_ascii=False, indent=2))
+            replace(Path(path).with_name(SETTINGS), json.dumps(settings, ensure_ascii=False, indent=2))
         if self.targets is not self:
-            _write(Path(path).with_name(TARGETS), self.targets.content)
-        _write(Path(path), self.content)
+            replace(Path(path).with_name(TARGETS), self.targets.content)
+        replace(Path(path), self.content)
 
     @property
     def chat_template(self) -> str:
