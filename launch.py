@@ -41,13 +41,14 @@ import io  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 from logging import getLogger  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 from absl import logging  # noqa: E402
 
-from commands import COMMANDS, MODES, WHICH_RUN, find_command, place, text  # noqa: E402
+from commands import COMMANDS, MODES, NO_WORKDIR, find_command, place, text  # noqa: E402
 from commands.support import ending, help_page, misspellings  # noqa: E402
 from transformer import distributed  # noqa: E402
 from transformer.errors import UserError  # noqa: E402
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> int:
         prepare(flags)
         code = find_command(flags.mode).run(flags, overrides)
         sys.stdout.flush()
-        distributed.part()
+        distributed.wait_for_all()
         return code
     except BaseException as error:
         return ending.code_of(error, any(each.split("=")[0] == "--config" for each in argv))
@@ -125,25 +126,30 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     add("--process_id", type=int, help="the number of this process, from 0")
     add("--heartbeat_seconds", type=int, default=30, help="silence of a process after which all end (30)")
     add("--include", type=place, default="", help="a Python file to run first, with a mixer, a loss ...")
-    parser.set_defaults(config="", started=STARTED, missing=WHICH_RUN, suffix="", alone=False)
+    parser.set_defaults(config="", started=STARTED, missing=NO_WORKDIR, suffix="", alone=False)
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Takes `--config.KEY=VALUE` and `--config.KEY VALUE` out of the arguments."""
     plain, overrides, rest = [], [], iter(argv)
     for argument in rest:
-        if not argument.startswith("--config."):
+        if argument.startswith("--config."):
+            overrides.append(override_in(argument, rest))
+        else:
             plain.append(argument)
-            continue
-        key, equals, given = argument.removeprefix("--config.").partition("=")
-        value = given if equals else next(rest, None)
-        if value is None:
-            raise UserError(f"--config.{key}: it has no value; --config.{key}=VALUE")
-        try:
-            overrides.append((key, text(value)))
-        except argparse.ArgumentTypeError as error:
-            raise UserError(f"--config.{key}: {error}") from None
     return plain, overrides
+
+
+def override_in(argument: str, rest: Iterator[str]) -> tuple[str, str]:
+    """The key and the value of `--config.KEY=VALUE`, or of `--config.KEY` with the value in the `rest`."""
+    key, equals, given = argument.removeprefix("--config.").partition("=")
+    value = given if equals else next(rest, None)
+    if value is None:
+        raise UserError(f"--config.{key}: it has no value; --config.{key}=VALUE")
+    try:
+        return key, text(value)
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"--config.{key}: {error}") from None
 
 
 def why_unknown(argument: str, mode: str) -> str:
@@ -168,9 +174,9 @@ def prepare(flags: argparse.Namespace) -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     asked = bool(flags.coordinator) or distributed.are_several(os.environ)
     if asked or distributed.has_tpu():
-        from commands.support.rendezvous import meet
+        from commands.support.rendezvous import connect_processes
 
-        meet(flags, certain=asked)
+        connect_processes(flags, certain=asked)
     elif flags.include:
         include(flags.include)
 

@@ -75,7 +75,7 @@ def ours(case: str, kind: str = "cudnn", marked: bool = False, short: int | None
 
     if short is not None:
         module = importlib.import_module("transformer.layers.attention.kernels.cudnn")
-        module.SHORT, module.MOST = short, 2**62
+        module.SHORT, module.MAX_BIAS_ENTRIES = short, 2**62
     segments = documents(case) if marked else None
     mask = Mask(segments, segments, causal=True, pattern=Window(window) if window else None)
     return _jax(functools.partial(KERNELS[kind].attend, mask=mask), case)

@@ -138,12 +138,12 @@ def measure_file(kind: str, megabytes: float) -> dict[str, object]:
 
 def measure_case(case: str, repeats: int) -> dict[str, object]:
     """The time to make a batch of the loader of a config."""
-    from workdir.folder import Workdir
+    from transformer.run_folder import RunFolder
     from workdir.opening import open_to_train
 
     config, keys = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
-        loader = open_to_train(Workdir(folder), keys, config, False, ()).loader
+        loader = open_to_train(RunFolder(folder), keys, config, False, ()).loader
         loader.batch_at(0)  # opens what is opened once
         seconds = []
         for step in range(1, 1 + repeats):

@@ -35,9 +35,9 @@ def main() -> None:
 
     import jax
 
+    from transformer.run_folder import RunFolder
     from transformer.training.extras.measured import make
     from transformer.training.step import CompiledStep
-    from workdir.folder import Workdir
     from workdir.opening import open_to_train
 
     steps, states, counts, seconds = {}, {}, {}, {name: [] for name in OPTIONS}
@@ -45,7 +45,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, keys in OPTIONS.items():
             on = [(f"train.{key}", "true") for key in keys]
-            run = open_to_train(Workdir(folder), [*changes, *on], flags.config, False, ())
+            run = open_to_train(RunFolder(folder), [*changes, *on], flags.config, False, ())
             with run.placed():
                 batch = run.put(next(run.loader.iterate(0)))
                 step = CompiledStep(run.jitted(), run.compiler_options)

@@ -39,8 +39,8 @@ COMMANDS = {
 
 MODES = ", ".join(COMMANDS)
 
-WHICH_RUN = "--workdir: which run?"
-WHICH_CONFIG = "--config: which one? configs/lm.py, say"
+NO_WORKDIR = "--workdir is required"
+NO_CONFIG = "--config is required, such as configs/lm.py"
 
 
 def find_command(mode: str) -> Any:

@@ -31,6 +31,7 @@ def add_flags(parser: Any) -> None:
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the documents of the batch of a step."""
     from commands.support.texts import check_files, writing
+    from workdir.folder import read_fork
     from workdir.opening import named, reopen_run, resumed
 
     if flags.step is None or flags.step < 1:
@@ -39,7 +40,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     check_files(None, None, flags.output)
     folder = named(flags.workdir)
     run = resumed(reopen_run(flags.workdir, overrides), folder, flags.accept_data)
-    if folder.fork.exists() and flags.step <= (first := folder.read_fork()["step"]):
+    if folder.fork.exists() and flags.step <= (first := read_fork(folder)["step"]):
         raise UserError(f"--step: {flags.step}; {folder.path} is a fork that starts after step {first}")
     experiment: Any = run.experiment
     loader: Any = run.loader

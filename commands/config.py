@@ -32,10 +32,11 @@ def add_flags(parser: Any) -> None:
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints `model.d_model = 192  # default: 256` for each key."""
     from workdir.facts import keys_of
+    from workdir.folder import stored_config
     from workdir.opening import check_config, named, read_to_train
 
     folder = None if flags.config else named(flags.workdir)
-    values = read_to_train(folder.read_config() if folder else flags.config, overrides, folder)
+    values = read_to_train(stored_config(folder) if folder else flags.config, overrides, folder)
     config = check_config(values, overrides)
     for key, value in keys_of(config):
         line = f"{key.name} = {value!r}"

@@ -17,7 +17,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_CONFIG, place
+from commands import NO_CONFIG, place
 from transformer.errors import UserError
 from workdir.outputs import check_picture
 
@@ -36,7 +36,7 @@ AT_ONCE: dict[str, dict[str, Any]] = {
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing=WHICH_CONFIG, suffix="coordinates", alone=True)
+    parser.set_defaults(missing=NO_CONFIG, suffix="coordinates", alone=True)
     add = parser.add_argument
     add(
         "--config",
@@ -90,7 +90,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 def check(flags: argparse.Namespace) -> None:
     """Raises `UserError` for a flag that cannot be."""
     if not flags.config:
-        raise UserError(f"{WHICH_CONFIG} (--mode=coordinates)")
+        raise UserError(f"{NO_CONFIG} (--mode=coordinates)")
     for name, value in (("steps", flags.steps), ("seeds", flags.seeds)):
         if value < 1:
             raise UserError(f"--{name}: {value}; expected 1 or more")

@@ -18,13 +18,13 @@ from transformer.visualization.evaluations import read_evaluations
 from workdir.outputs import check_file
 
 if TYPE_CHECKING:
+    from transformer.run_folder import RunFolder
     from transformer.training.checkpoints.checkpoint import Step
     from transformer.training.experiment import Params
     from transformer.training.run import Run
-    from workdir.folder import Workdir
     from workdir.opening import Overrides
 
-SHOWN = 200
+SHOWN_CHARACTERS = 200
 """The number of characters of a document that are shown beside its loss."""
 
 LIMITS = ("train.evaluate_batches", "generate.examples", "answer.examples")
@@ -84,12 +84,15 @@ def evaluate(
     from commands.support.texts import check_files, writing
     from transformer.config import flatten
     from transformer.data.corpus import tally_lines
+    from transformer.run_folder import check_run_file
     from transformer.training.hooks import described, results
+    from workdir.folder import stored_config
     from workdir.opening import chosen, named, reopen_run
 
     folder, changes = named(workdir), list(overrides)
     check_file("--per_document", per_document)
-    keys, there = {key for key, _ in changes}, flatten(folder.read_config())
+    keys, there = {key for key, _ in changes}, flatten(stored_config(folder))
+    check_run_file(folder.evaluation)
     read_evaluations(folder.evaluation)  # raises on a damaged file before anything is evaluated
     for key, _ in changes:
         if key.startswith("sample."):
@@ -124,13 +127,13 @@ def evaluate(
     for line in tally_lines(data.tallies(name)):
         print(line)
     for prefix in evaluators:
-        said, count = about[prefix], f"{prefix}/measured"
-        if count in said:
-            print(f"{prefix}: {said[count]}")
+        description, count = about[prefix], f"{prefix}/measured"
+        if count in description:
+            print(f"{prefix}: {description[count]}")
         for key, value in measured[prefix].items():
-            more = f"  {said[key]}" if key in said else ""
+            more = f"  {description[key]}" if key in description else ""
             print(f"{key} {'none' if math.isnan(value) else f'{value:.6g}'}{more}")
-        for key, text in said.items():
+        for key, text in description.items():
             if key != count and key not in measured[prefix]:
                 print(f"{key}:\n{text}" if "\n" in text else f"{key}: {text}")
     if highest:
@@ -170,7 +173,8 @@ def _write_documents(target: str, run: "Run", params: "Params", split: str) -> s
             }
             about |= {"targets": document.targets, "bits_per_byte": document.bits_per_byte}
             about |= {"source": name} if name else {}
-            about |= {"text": source.text(document.number)[:SHOWN]} if hasattr(source, "text") else {}
+            if hasattr(source, "text"):
+                about["text"] = source.text(document.number)[:SHOWN_CHARACTERS]
             entries.append(about)
     entries.sort(key=lambda about: -about["loss"])
     with writing(target, flag="--per_document") as out:
@@ -190,7 +194,7 @@ def _checkpoint(run: "Run", step: "Step", steps: list[int]) -> str:
     return f"step {steps[0]}{why.get(str(step), '')}"
 
 
-def _keep(folder: "Workdir", what: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+def _keep(folder: "RunFolder", what: Mapping[str, Any], results: Mapping[str, Any]) -> None:
     """Adds an evaluation to evaluation.json, or replaces an earlier one of the same checkpoint and data."""
     from workdir.folder import write_json
 

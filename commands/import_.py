@@ -13,7 +13,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_RUN, place
+from commands import NO_WORKDIR, place
 from transformer.errors import UserError
 from workdir.outputs import check_new, new_folder
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing=WHICH_RUN, alone=True)
+    parser.set_defaults(missing=NO_WORKDIR, alone=True)
     parser.add_argument("--from", type=place, dest="source", help="the folder of the model")
     parser.add_argument(
         "--ignore",
@@ -39,16 +39,16 @@ def add_flags(parser: Any) -> None:
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Reads and checks everything, and then puts the folder in place at once."""
     from experiments import find_experiment
+    from transformer.run_folder import RunFolder
     from transformer.training.checkpoints.function import differences
     from transformer.training.run import Run
     from transformer.training.run_config import ANOTHER
-    from workdir.folder import Workdir
     from workdir.hub import Hub
     from workdir.opening import check_config
 
     if not flags.source:
         raise UserError("--from: which folder? models/gpt2, say (--mode=import)")
-    folder = Workdir(flags.workdir)
+    folder = RunFolder(flags.workdir)
     check_new("--workdir", folder.path)
     hub = Hub(flags.source, flags.ignore)
     if hub.folder.family.heads:
@@ -82,15 +82,15 @@ def _write(made: "Run", hub: Any) -> None:
 
     from transformer.config import to_values
     from transformer.training.state import State
-    from workdir.folder import Workdir, write_json
+    from workdir.folder import RunFolder, write_json
 
     params = hub.read(made.abstract.params)
-    begun = State.create(params, made.optimizer, ema=False)
-    state = dataclasses.replace(begun, step=jnp.ones((), jnp.int32))
+    first = State.create(params, made.optimizer, ema=False)
+    state = dataclasses.replace(first, step=jnp.ones((), jnp.int32))
     with made.checkpoints(write=True) as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()
-    folder = Workdir(made.folder.path)
+    folder = RunFolder(made.folder.path)
     if "tokenizer" in hub.kept:
         hub.kept["tokenizer"].save(folder.tokenizer)
     if hub.labels:

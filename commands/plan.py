@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_CONFIG, WHICH_RUN, place
+from commands import place
 from transformer.errors import UserError
 from workdir.outputs import check_file
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing=f"{WHICH_RUN} Or {WHICH_CONFIG}")
+    parser.set_defaults(missing="--config or --workdir is required, such as --config=configs/lm.py")
     add = parser.add_argument
     add("--config", type=place, default="", help="a config file; without one, the config of --workdir")
     add("--topology", default="", help="h100:8x8 (hosts x GPUs), v5p:4x4x4, ... (this machine's devices)")
@@ -92,12 +92,13 @@ def check(flags: argparse.Namespace) -> None:
 def opener(flags: argparse.Namespace) -> "Callable[[Overrides], Run]":
     """The function from config keys to the run to plan, on devices that are described once."""
     from transformer.planning import hardware
+    from workdir.folder import stored_config, stored_data
     from workdir.opening import named, open_without_data, read_to_train
 
     devices = hardware.described(flags.topology, flags.slices) if flags.topology else None
     folder = None if flags.config else named(flags.workdir)
-    config = flags.config if folder is None else folder.read_config()
-    kept = {} if folder is None else folder.read_kept()
+    config = flags.config if folder is None else stored_config(folder)
+    kept = {} if folder is None else stored_data(folder)
 
     def planned(overrides: "Overrides") -> "Run":
         return open_without_data(read_to_train(config, overrides, folder), overrides, kept, devices)

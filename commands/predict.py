@@ -56,11 +56,12 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     if not 0 <= flags.seed < 1 << 32:
         raise UserError(f"--seed: {flags.seed}; expected a number from 0 to 2^32 - 1")
     from commands.support.texts import check_files
+    from workdir.folder import stored_config
     from workdir.opening import named, reopen_run
 
     check_files(flags.prompt, flags.input, flags.output)
     if decoding := {name: value for name in (*DECODING, "stop") if (value := vars(flags)[name]) is not None}:
-        overrides = [*overrides, *decoding_keys(named(flags.workdir).read_config(), decoding)]
+        overrides = [*overrides, *decoding_keys(stored_config(named(flags.workdir)), decoding)]
     run = reopen_run(flags.workdir, overrides)
     if flags.draft:
         add_draft(run.experiment, flags.draft, flags.draft_tokens)

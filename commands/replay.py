@@ -1,4 +1,4 @@
-"""Makes a step of training again, and says which layer computes the first value that is not finite.
+"""Makes a step of training again, and names the layer that computes the first value that is not finite.
 
 python launch.py --workdir=runs/lm --mode=replay --step=100
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from transformer.evaluation.nonfinite import Finding
+    from transformer.run_folder import RunFolder
     from transformer.training.metrics import Sum
     from transformer.training.run import Run
     from transformer.training.state import State
-    from workdir.folder import Workdir
     from workdir.opening import Overrides
 
-SHOWN = 10
+LOSSES_BEFORE = 10
 """Steps before the one that is examined whose losses are printed."""
 
 
@@ -53,7 +53,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     return int(wrong)
 
 
-def replay(run: "Run", folder: "Workdir", last: int) -> tuple[list[str], bool]:
+def replay(run: "Run", folder: "RunFolder", last: int) -> tuple[list[str], bool]:
     """Makes the steps up to `last` again, from a checkpoint; returns what to print of the last one, and
     whether something in it is not finite."""
     import jax
@@ -68,7 +68,7 @@ def replay(run: "Run", folder: "Workdir", last: int) -> tuple[list[str], bool]:
     batches = run.loader.iterate(first)
     for number in tqdm(range(first + 1, last), desc="steps before", leave=False, disable=None):
         state, metrics = step(state, run.put(next(batches)))
-        if number >= last - SHOWN and jax.process_index() == 0:
+        if number >= last - LOSSES_BEFORE and jax.process_index() == 0:
             tqdm.write(f"step {number}: {_values(metrics)}")
     batch = run.put(next(batches))
     here = run.stages.at(last - 1).run if staged else run
@@ -94,7 +94,7 @@ def _described(finding: "Finding", wrong: bool) -> str:
     return f"the outputs of all modules are finite, and so are their gradients{rest}"
 
 
-def before(run: "Run", folder: "Workdir", last: int) -> "State":
+def before(run: "Run", folder: "RunFolder", last: int) -> "State":
     """The latest state before step `last` that there is a checkpoint of, or the initial one.
 
     A rollback has made a checkpoint with an earlier step's parameters, which serves for that step; what led

@@ -34,6 +34,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
     check_file("--output", flags.output)
     folder = named(flags.workdir)
+    folder.vet()
     opened = reopen_run(folder.path)
     lines: list[str] = []
     with contextlib.suppress(Exception):  # some are known only where the evaluation was made

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_CONFIG, WHICH_RUN, place
+from commands import NO_CONFIG, NO_WORKDIR, place
 from commands.sweeps.rows import DIVERGED
 from transformer.errors import UserError
 
@@ -32,7 +32,7 @@ LEAST_SIZES = 4
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(
-        missing=f"{WHICH_CONFIG}; or, of a law that is there, {WHICH_RUN}", suffix="scaling", alone=True
+        missing=f"{NO_CONFIG}; of a law that exists, {NO_WORKDIR}", suffix="scaling", alone=True
     )
     add = parser.add_argument
     add(
@@ -72,7 +72,7 @@ def check(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> No
 
     if not flags.config:
         if flags.forecast is None and not flags.score:
-            raise UserError(f"{WHICH_CONFIG}; or --forecast=FLOPS, or --score")
+            raise UserError(f"{NO_CONFIG}; or --forecast=FLOPS, or --score")
         names = [f"--config.{key}" for key, _ in overrides]
         names += [f"--{name}" for name in ("budgets", "depths", "width") if getattr(flags, name)]
         if names:
@@ -120,7 +120,7 @@ def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> 
     values = of_family | {"metric": flags.metric, "runs": runs, "diverged": lost} | summary(study)
     write_json(folder / LAW, values, indent=1)
     whole = flags.seeds if lost else 0
-    print(*table(runs, whole), *left_out, *said(study), *between_seeds(runs), sep="\n")
+    print(*table(runs, whole), *left_out, *study_lines(study), *between_seeds(runs), sep="\n")
     draw_isoflop(runs, study, folder / "isoflop.png")
     draw_optimum(study, folder / "optimum.png")
     return 0
@@ -177,7 +177,7 @@ def table(runs: Sequence[dict[str, Any]], whole: int = 0) -> Iterator[str]:
         yield row + "".join(cell.rjust(10) for cell in marked)
 
 
-def said(study: "Study") -> Iterator[str]:
+def study_lines(study: "Study") -> Iterator[str]:
     """The fits in words, and whether sizes are missing."""
     from commands.scaling_laws.laws import summary
 

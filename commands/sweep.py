@@ -21,7 +21,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_CONFIG, place
+from commands import NO_CONFIG, place
 from commands.sweeps.algebra import Setting, names, product, read_sweep
 from transformer import ROOT
 from transformer.errors import UserError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing=WHICH_CONFIG, suffix="sweep")
+    parser.set_defaults(missing=NO_CONFIG, suffix="sweep")
     add = parser.add_argument
     add("--config", type=place, help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
     what = "KEY=VALUE,VALUE, or KEY,KEY=VALUE:VALUE,VALUE:VALUE for keys that change together"

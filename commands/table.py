@@ -172,15 +172,15 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
     from transformer.visualization.report import all_values
 
     if not patterns:
-        raise UserError("--runs: which ones? 'runs/lm-sweep/*', say (--mode=table)")
+        raise UserError("--runs is required, such as 'runs/lm-sweep/*' (--mode=table)")
     runs = []
     damaged: list[str] = []
     without: list[str] = []
     for path in sorted({Path(folder) for pattern in patterns for folder in _matching(pattern)}):
-        folder = RunFolder(path)
-        if not folder.config.is_file():
+        if not (path / "config.json").is_file():
             continue
         try:
+            folder = RunFolder(path)
             folder.vet()
             config = parse_json(folder.config.read_bytes())
             steps = int(config["train"]["steps"])

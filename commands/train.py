@@ -7,7 +7,7 @@ import argparse
 import signal
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_CONFIG, place
+from commands import NO_CONFIG, place
 
 if TYPE_CHECKING:
     from workdir.opening import Overrides
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing=WHICH_CONFIG)
+    parser.set_defaults(missing=NO_CONFIG)
     parser.add_argument(
         "--config", type=place, help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny"
     )

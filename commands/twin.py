@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_CONFIG, place
+from commands import NO_CONFIG, place
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout")
 ARGUMENTS = {"b1", "b2", "eps"}
 """Arguments of AdamW that both have."""
 
-SHOWN = 20
+PRINTED_STEPS = 20
 """The steps that are printed, about."""
 
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing=WHICH_CONFIG, suffix="twin", alone=True)
+    parser.set_defaults(missing=NO_CONFIG, suffix="twin", alone=True)
     parser.add_argument(
         "--config", type=place, default="", help="a config file, configs/lm.py, or a preset of it"
     )
@@ -46,7 +46,7 @@ def add_flags(parser: Any) -> None:
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints both losses; returns 0, or 1 if they differ by more than --within."""
     if not flags.config:
-        raise UserError(f"{WHICH_CONFIG} (--mode=twin)")
+        raise UserError(f"{NO_CONFIG} (--mode=twin)")
     if flags.steps < 1:
         raise UserError(f"--steps: {flags.steps}; expected 1 or more")
     for library in ("torch", "transformers"):
@@ -61,11 +61,11 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
             difference = abs(ours - theirs)
             if not (difference <= largest or math.isnan(largest)):
                 largest, at = difference, step
-            if step == 1 or step % max(1, steps // SHOWN) == 0 or step == steps:
+            if step == 1 or step % max(1, steps // PRINTED_STEPS) == 0 or step == steps:
                 print(f"{step:6} {ours:12.6f} {theirs:12.6f} {difference:11.1e}", flush=True)
     close = largest <= flags.within
-    said = f"largest difference in {steps} steps: {largest:.1e}, at step {at:g}"
-    print(said if close else f"{said}: more than {flags.within:g}")
+    result = f"largest difference in {steps} steps: {largest:.1e}, at step {at:g}"
+    print(result if close else f"{result}: more than {flags.within:g}")
     return 0 if close else 1
 
 
@@ -73,7 +73,7 @@ def _open(flags: argparse.Namespace, overrides: "Overrides", place: Path) -> "Ru
     """The run of the config, checked."""
     from commands.sweeps.settings import check_config_to_train
     from transformer.interop.hub_folder import family_for
-    from workdir.folder import Workdir
+    from transformer.run_folder import RunFolder
     from workdir.opening import open_run
 
     config = check_config_to_train(flags.config, overrides)
@@ -83,7 +83,7 @@ def _open(flags: argparse.Namespace, overrides: "Overrides", place: Path) -> "Ru
         raise UserError(
             f"config.experiment: {config.experiment!r}; --mode=twin expects {family.experiment!r}"
         )
-    opened = open_run(Workdir(place), config)
+    opened = open_run(RunFolder(place), config)
     opened.prepare()
     return opened
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.evaluation.evaluators import named_evaluators
 from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig
-from transformer.data.encoders.labels import MANY, remarks
+from transformer.data.encoders.labels import MAX_LISTED_LABELS, remarks
 from transformer.data.line_escapes import in_a_line
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.generation import pad_encoder_inputs
@@ -216,9 +216,13 @@ class Classification(Experiment):
         counts = self.data.label_counts("train")
         shares = zip(self.data.labels, counts / counts.sum(), strict=True)
         filled = f"{len(rows):,} rows, {rows.padding:.1%} of them padding"
-        commonest = sorted(shares, key=lambda each: -each[1])[:MANY] if len(counts) > MANY else shares
+        commonest = (
+            sorted(shares, key=lambda each: -each[1])[:MAX_LISTED_LABELS]
+            if len(counts) > MAX_LISTED_LABELS
+            else shares
+        )
         listed = ", ".join(f"{in_a_line(label)} {share:.1%}" for label, share in commonest)
-        more = f" and {len(counts) - MANY} more" if len(counts) > MANY else ""
+        more = f" and {len(counts) - MAX_LISTED_LABELS} more" if len(counts) > MAX_LISTED_LABELS else ""
         texts = f"{len(rows.numbers):,} training texts"
         if (windows := rows.windows_n[rows.numbers].sum()) > len(rows.numbers):
             texts = f"{windows:,} windows of {texts}"

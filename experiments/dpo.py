@@ -15,7 +15,7 @@ from transformer.config import PositiveFloat, to_values
 from transformer.data.cache.disk_cache import build_once, digest, is_made, load_array
 from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig, PreferenceRows
 from transformer.data.tokenization.tokenizers import Tokenizer
-from transformer.distributed import gathered
+from transformer.distributed import gather_texts
 from transformer.evaluation.likelihood import likelihood_evaluator, replicated
 from transformer.training.checkpoints.checksums import checksums
 from transformer.training.experiment import Batch, Params, Put
@@ -107,7 +107,7 @@ class PreferenceOptimization(Chat):
         rows = self.data.pairs(split)
         key = digest(self._identity, to_values(self.config.model), rows.identity)
         folder, measured = self.data.folder / "references" / key, functools.cache(self._of_reference)
-        if jax.process_count() > 1 and not all(gathered("it is there" if is_made(folder) else "")):
+        if jax.process_count() > 1 and not all(gather_texts("it is there" if is_made(folder) else "")):
             measured(rows)  # by all of them, before one makes the folder and the others wait
 
         def build(new: Path) -> None:

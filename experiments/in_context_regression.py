@@ -24,7 +24,7 @@ from transformer.training.logging.throughput import matmul_parameters, train_flo
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
 
-SHOWN = 8
+SAMPLE_PREDICTIONS = 8
 """The number of predictions that are written as samples."""
 
 
@@ -115,7 +115,7 @@ class InContextRegression(Experiment):
         """Samples: predictions and targets of the first functions of the validation split."""
 
         def sample(params: Params) -> str:
-            batch = self.task.batch("validation", np.arange(SHOWN))
+            batch = self.task.batch("validation", np.arange(SAMPLE_PREDICTIONS))
             pairs = zip(self._predictions(params, batch["tokens"]), batch["targets"], strict=True)
             return "\n".join(f"prediction {y:8.4f}  target {target:8.4f}" for y, target in pairs)
 

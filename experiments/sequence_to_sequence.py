@@ -41,7 +41,7 @@ from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
 from transformer.visualization.attention_maps import draw_attention
 
-SHOWN = 5
+SAMPLE_PAIRS = 5
 """The number of validation pairs in the samples."""
 
 
@@ -139,7 +139,7 @@ class SequenceToSequence(Experiment):
         """Sources, references and generated targets of some validation pairs, and the attention maps of the
         first one's translation."""
         suppressed(None, self.config.generate.suppress, self.data.tokenizer.targets)  # or refused
-        pairs = list(itertools.islice(self.data.texts("validation"), SHOWN))
+        pairs = list(itertools.islice(self.data.texts("validation"), SAMPLE_PAIRS))
         sources = [source for source, _ in pairs]
 
         def sample(params: Params) -> str:

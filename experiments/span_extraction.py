@@ -35,7 +35,7 @@ from transformer.training.run_config import RunConfig, check_row_length
 AT_ONCE = 32
 """Batch size of `predict`, in windows."""
 
-SHOWN = 5
+SAMPLE_QUESTIONS = 5
 """The number of validation questions in the samples."""
 
 
@@ -132,7 +132,7 @@ class SpanExtraction(Experiment):
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Some validation questions with references and predicted answers."""
-        questions = list(itertools.islice(self.data.questions("validation"), SHOWN))
+        questions = list(itertools.islice(self.data.questions("validation"), SAMPLE_QUESTIONS))
 
         def sample(params: Params) -> str:
             shown = zip(questions, self._best(params, questions), strict=True)

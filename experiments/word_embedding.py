@@ -23,7 +23,7 @@ from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
 from transformer.visualization.embedding_map import draw_map
 
-SHOWN = slice(200, 3000, 400)
+SAMPLE_RANKS = slice(200, 3000, 400)
 """Ranks by frequency of the words whose nearest neighbours are written as samples."""
 
 MAPPED = 100
@@ -126,4 +126,4 @@ class WordEmbedding(Experiment):
 
     def _shown(self) -> list[str]:
         words = [*self.data.tokenizer.words()]
-        return words[SHOWN] or words
+        return words[SAMPLE_RANKS] or words

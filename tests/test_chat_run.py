@@ -57,7 +57,7 @@ def tuned(source, tmp_path_factory):
 def dpo(tuned, source: str, *keys: str, workdir="") -> tuple[Run, PreferenceOptimization]:
     values = opening.read_config("configs/dpo.py:tiny", [("initialize_from", str(tuned))])
     overrides = [("data.source", source), ("data.sequence_length", "192"), *(key.split("=") for key in keys)]
-    folder = opening.Workdir(workdir or tuned.parent / "none")
+    folder = opening.RunFolder(workdir or tuned.parent / "none")
     run = opening.open_run(folder, opening.check_config(opening.inherit(values, folder), overrides))
     return run, run.experiment
 

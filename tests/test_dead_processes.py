@@ -16,13 +16,13 @@ PROGRAM = """
     import jax
     from transformer import distributed
     number, port = int(sys.argv[1]), sys.argv[2]
-    distributed.meet(f"localhost:{port}", 2, number, heartbeat_seconds=5)
+    distributed.connect(f"localhost:{port}", 2, number, heartbeat_seconds=5)
     from jax.experimental import multihost_utils
     multihost_utils.sync_global_devices("both are there")
     print("met", jax.process_count(), flush=True)
     if number == 1:
         ENDING
-    distributed.part()
+    distributed.wait_for_all()
     print("parted")
 """
 
@@ -82,7 +82,7 @@ def test_a_process_that_waits_in_vain_for_another_says_so(number):
     program = f"""
         from transformer import distributed
         distributed.MEET_SECONDS = 1
-        distributed.meet("localhost:{runs.free_port()}", 2, {number})
+        distributed.connect("localhost:{runs.free_port()}", 2, {number})
     """
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], cwd=runs.ROOT, capture_output=True, text=True
@@ -116,7 +116,7 @@ def test_the_last_line_is_not_written_after_a_progress_bar():
         from tqdm import tqdm
         from commands.support import ending
         from transformer import distributed
-        distributed.tell = lambda *said: None
+        distributed.announce_end = lambda *said: None
         bar = tqdm(total=3, mininterval=0)
         bar.update()
         ending.leave("error: said", "why", code=5)
@@ -135,8 +135,8 @@ def test_a_program_ends_once_a_look_at_the_others_is_over():
         from transformer import distributed
         distributed.LISTEN_SECONDS = 0
         distributed.PLACES.append(("node0", "127.0.0.1", 0))
-        distributed.told = lambda: print("looks", flush=True) or time.sleep(1) or print("has looked")
-        distributed.listen(print)
+        distributed.announced_end = lambda: print("looks", flush=True) or time.sleep(1) or print("has looked")
+        distributed.watch_for_ends(print)
         time.sleep(0.2)
         sys.exit(2)
     """

@@ -10,12 +10,12 @@ import pytest
 
 import launch
 from transformer.errors import UserError
+from transformer.run_folder import RunFolder
 from transformer.training import parallel
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.checkpoints.initialize import WarmStart
 from transformer.training.state import State
 from workdir import opening
-from workdir.folder import Workdir
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -192,7 +192,7 @@ def begun(folder, start, rows, *overrides):
     keys = [("initialize_from", str(start)), ("data.source", f"tsv:{folder}/b.tsv")]
     keys += [("data.validation_source", f"tsv:{folder}/b.tsv"), *overrides]
     values = opening.read_config("configs/finetune_classification.py:tiny", keys)
-    new = Workdir(folder / "run")
+    new = RunFolder(folder / "run")
     run = opening.open_run(new, opening.check_config(opening.inherit(values, new), keys))
     return run, run.warm_start
 
@@ -248,7 +248,7 @@ def test_a_head_without_labels_is_not_one_with_labels(data, labelled, tmp_path):
     small = [(f"data.{key}", value) for key, value in zip(lengths, ("64", "16", "16"), strict=True)]
     keys = [("initialize_from", str(labelled)), *LORA, *small]
     values = opening.read_config("configs/finetune_question_answering.py:tiny", keys)
-    new = Workdir(tmp_path / "run")
+    new = RunFolder(tmp_path / "run")
     run = opening.open_run(new, opening.check_config(opening.inherit(values, new), keys))
     assert "head/classes/kernel" in run.warm_start.new
     assert "  head is new: its labels are 'no', 'yes' there and none here" in run.warm_start.table()

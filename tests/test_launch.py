@@ -252,7 +252,7 @@ def test_a_key_that_does_nothing_may_have_been_another_in_a_folder_from_before(c
 def test_a_folder_of_something_else_is_left_alone(capfd, tmp_path, source):
     (tmp_path / "tokenizer.json").write_text("{}")
     line = fails(capfd, runs.tiny(source, tmp_path))
-    assert "tokenizer.json is there without a config.json" in line
+    assert "tokenizer.json exists without a config.json" in line
     assert runs.listing(tmp_path) == {"tokenizer.json": b"{}"}
     file = tmp_path / "file"
     file.write_text("")
@@ -261,13 +261,13 @@ def test_a_folder_of_something_else_is_left_alone(capfd, tmp_path, source):
 
 def test_a_plan_needs_a_config_or_a_run(capfd):
     line = fails(capfd, ["--mode=plan"])
-    assert line == "--workdir: which run? Or --config: which one? configs/lm.py, say (--mode=plan)"
+    assert line == "--config or --workdir is required, such as --config=configs/lm.py (--mode=plan)"
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "predict --prompt=x"])
 def test_other_modes_need_a_run(capfd, tmp_path, mode):
     arguments = [f"--mode={part}" if i == 0 else part for i, part in enumerate(mode.split())]
-    assert fails(capfd, arguments) == f"--workdir: which run? (--mode={mode.split()[0]})"
+    assert fails(capfd, arguments) == f"--workdir is required (--mode={mode.split()[0]})"
     assert fails(capfd, [*arguments, "--workdir=/nowhere"]) == "--workdir: /nowhere does not exist"
     assert "has no config.json" in fails(capfd, [*arguments, f"--workdir={tmp_path}"])
     assert "--config" in fails(capfd, [*arguments, "--config=configs/lm.py"])

@@ -19,14 +19,14 @@ PROGRAM = """
     number, coordinator = int(sys.argv[1]), sys.argv[2]
     socket.gethostbyname = lambda host: "127.0.1.1"  # as Debian's /etc/hosts has it
     from transformer import distributed
-    distributed.meet(coordinator, COUNT, number, heartbeat_seconds=30)
+    distributed.connect(coordinator, COUNT, number, heartbeat_seconds=30)
     from jax.experimental import multihost_utils
     print("ended:", [distributed._has_ended(*place) for place in distributed.PLACES], flush=True)
     print("at:", *(place[1] for place in distributed.PLACES), flush=True)
     multihost_utils.sync_global_devices("all have looked")
     if number == COUNT - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    print("found:", distributed.ended(), flush=True)
+    print("found:", distributed.ended_process(), flush=True)
     signal.pause()
 """
 

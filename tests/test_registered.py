@@ -26,13 +26,13 @@ from transformer.layers.normalization import NORMS, LayerNorm
 from transformer.layers.recurrence import CELLS, GRU
 from transformer.models.decoder import DecoderConfig
 from transformer.models.recurrent import RecurrentConfig
+from transformer.run_folder import RunFolder
 from transformer.training.losses import LOSSES
 from transformer.training.losses.token_losses import LossConfig
 from transformer.training.optim.optimizer import SCHEDULES, OptimizerConfig
 from transformer.training.run import Run
 from workdir import api as notebook
 from workdir import opening
-from workdir.folder import Workdir
 from workdir.included import INCLUDED
 from workdir.provenance import command
 
@@ -256,7 +256,7 @@ def test_a_config_file_may_add_a_member_which_other_commands_include(monkeypatch
     assert said.endswith(" (--include=FILE runs a file that adds it)\n")
     try:
         assert launch.main([*predict, f"--include={file}"]) == 0
-        assert command(Workdir("run")) == f"python launch.py '--include={file}' --workdir=run"
+        assert command(RunFolder("run")) == f"python launch.py '--include={file}' --workdir=run"
     finally:
         INCLUDED.clear()
     (tmp_path / "wrong.py").write_text("\n1 / 0\n")

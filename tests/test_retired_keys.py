@@ -5,8 +5,9 @@ import pytest
 from transformer.config import from_values
 from transformer.layers.attention.patterns import Window
 from transformer.models.decoder import DecoderConfig
+from transformer.run_folder import RunFolder
 from workdir.compatibility.retired_keys import keep_split, with_present_keys
-from workdir.folder import Workdir, write_json
+from workdir.folder import stored_config, write_json
 
 OLD = {"num_heads": 4, "attention": "multi_head", "pattern": "window", "pattern_size": 8, "num_layers": 6}
 
@@ -49,8 +50,8 @@ def test_a_recurrent_model_keeps_its_attention():
 )
 def test_an_old_run_keeps_its_splits(tmp_path, data, by):
     """`split_by` names the rule of the time at which it started, in its config and in a later one."""
-    write_json(Workdir(tmp_path).config, {"experiment": "none", "data": {"split_by": ""} | data})
-    there = Workdir(tmp_path).read_config()
+    write_json(RunFolder(tmp_path).config, {"experiment": "none", "data": {"split_by": ""} | data})
+    there = stored_config(RunFolder(tmp_path))
     assert there["data"]["split_by"] == (by or "")
     given, other = {"data": {"split_by": ""}}, {"data": {"split_by": "another"}}
     for values in (given, other):

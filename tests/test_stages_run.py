@@ -268,7 +268,7 @@ def test_a_fork_goes_on_at_the_row_that_was_reached(monkeypatch, capfd, tmp_path
     order = dataclasses.replace(opened(source).experiment.train_data(), batch_size=1, needed=None)
 
     def rows(folder, step):
-        run = opening.open_to_train(opening.Workdir(folder), (), "", False, ())
+        run = opening.open_to_train(opening.RunFolder(folder), (), "", False, ())
         return next(iter(run.loader.iterate(step)))["tokens"]
 
     def expected(first, count):

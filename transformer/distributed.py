@@ -1,4 +1,4 @@
-"""The processes of a run on several hosts: whether there are others, how they meet, and how they end."""
+"""The processes of a run on several hosts: whether there are others, their connection, and their end."""
 
 import atexit
 import contextlib
@@ -38,7 +38,7 @@ SAME_SECONDS = 5
 """Seconds that a process which a mistake or the user ends waits for the others to end in the same way."""
 
 ENDS = "the process that ends all"
-"""The key of JAX's coordination service under which the first one with an error says so."""
+"""The key of JAX's coordination service under which the first one with an error announces its end."""
 
 PLACES: list[tuple[str, str, int]] = []
 """The host, address and port of each process, where it listens for as long as it lives; port 0 where this
@@ -63,7 +63,7 @@ def has_tpu() -> bool:
     return bool(chips) and importlib.util.find_spec("libtpu") is not None
 
 
-def meet(
+def connect(
     coordinator: str | None = None,
     count: int | None = None,
     number: int | None = None,
@@ -130,10 +130,10 @@ def _announced(coordinator: str = coordinators.ANYWHERE) -> list[tuple[str, str,
     port = listening.getsockname()[1]
     listening.detach()  # it stays open until the process ends
     address = coordinators.address_towards(coordinator)
-    elsewhere = [each for each in gathered(address) if not ipaddress.ip_address(each).is_loopback]
+    elsewhere = [each for each in gather_texts(address) if not ipaddress.ip_address(each).is_loopback]
     if elsewhere and ipaddress.ip_address(address).is_loopback:
         address = coordinators.address_towards(elsewhere[0])
-    rows = [text.split() for text in gathered(f"{socket.gethostname()} {address} {port}")]
+    rows = [text.split() for text in gather_texts(f"{socket.gethostname()} {address} {port}")]
     return [(row[0], row[1], int(row[2])) for row in rows]
 
 
@@ -145,8 +145,8 @@ def _reachable(places: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]
         return [(*place[:2], 0 if no else place[2]) for place, no in zip(places, refused, strict=True)]
 
 
-def ended() -> str:
-    """Which of the processes has ended, "process 1 on node2"; "" if none is found within `LOOK_SECONDS`."""
+def ended_process() -> str:
+    """The process that has ended, "process 1 on node2"; "" if none is found within `LOOK_SECONDS`."""
     deadline = time.monotonic() + LOOK_SECONDS
     while PLACES and time.monotonic() < deadline:
         for number, place in enumerate(PLACES):
@@ -173,8 +173,8 @@ def _name(number: int) -> str:
     return f"process {number} on {PLACES[number][0]}"
 
 
-def tell(why: str, who: str = "") -> None:
-    """Tells the other processes that `who` (this one) has ended, unless that of another is told already.
+def announce_end(why: str, who: str = "") -> None:
+    """Announces to the other processes that `who` (this one) has ended, unless an end is announced already.
     The first process then stays until all others have ended, for at most `SHUTDOWN_SECONDS`: with it the
     coordination service ends, and JAX aborts the others before they can say what happened."""
     import jax
@@ -187,7 +187,7 @@ def tell(why: str, who: str = "") -> None:
         time.sleep(0.2)
 
 
-def all_end() -> bool:
+def all_are_ending() -> bool:
     """Whether all processes call this within `SAME_SECONDS`."""
     import jax
 
@@ -198,8 +198,8 @@ def all_end() -> bool:
     return True
 
 
-def told() -> tuple[str, str] | None:
-    """Which process has told that it ends, "process 1 on node2", and why; None: no one has."""
+def announced_end() -> tuple[str, str] | None:
+    """The process that has announced its end, "process 1 on node2", and why; None: no one has."""
     import jax
 
     try:
@@ -209,12 +209,12 @@ def told() -> tuple[str, str] | None:
     return who, why
 
 
-def listen(heard: Callable[[str, str], None]) -> None:
-    """From a thread, calls `heard(who, why)` when another process has told that it ends."""
+def watch_for_ends(heard: Callable[[str, str], None]) -> None:
+    """From a thread, calls `heard(who, why)` when another process has announced its end."""
 
     def look() -> None:
         while not ENDING.wait(LISTEN_SECONDS):
-            if (found := told()) and not ENDING.is_set():
+            if (found := announced_end()) and not ENDING.is_set():
                 heard(*found)
 
     if PLACES:
@@ -232,7 +232,7 @@ def _service() -> Any:
     return distributed.global_state.client
 
 
-def gathered(text: str) -> list[str]:
+def gather_texts(text: str) -> list[str]:
     """The texts of all processes; every process must call this."""
     from jax.experimental import multihost_utils
 
@@ -244,7 +244,7 @@ def gathered(text: str) -> list[str]:
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
-def together() -> contextlib.AbstractContextManager[None]:
+def shared_errors() -> contextlib.AbstractContextManager[None]:
     """Raises errors of any process on all of them, so that none waits for one that has exited."""
     import jax
 
@@ -258,12 +258,12 @@ def _of_several() -> Iterator[None]:
         yield
     except UserError as error:
         refused = str(error)
-    said = [f"process {number}: {text}" for number, text in enumerate(gathered(refused)) if text]
-    if said:
-        raise UserError(refused or said[0])
+    errors = [f"process {number}: {text}" for number, text in enumerate(gather_texts(refused)) if text]
+    if errors:
+        raise UserError(refused or errors[0])
 
 
-def part() -> None:
+def wait_for_all() -> None:
     """Waits until all processes have come to their end, however long that takes: leaving before the others
     would end them."""
     import jax

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from transformer.backend import ACCELERATORS
+from transformer.runtime import ACCELERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -3,6 +3,8 @@
 import itertools
 import os
 import re
+import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ UNREAD = {"events", "damaged", "diverged", "profile"}
 """Folders whose files are not read by a program that opens the run: their size does not matter."""
 
 
-class Inside:
+class RunFile:
     """An attribute of `RunFolder`: the path of a file in the folder."""
 
     def __init__(self, name: str) -> None:
@@ -42,46 +44,56 @@ class Inside:
 
 
 class RunFolder:
-    """The paths in a run's folder, which need not exist."""
+    """The paths in a run's folder, which need not exist. `workdir.folder` reads and writes its files."""
 
-    config = Inside("config.json")
-    tokenizer = Inside("tokenizer.json")
-    labels = Inside("labels.json")
-    data = Inside("data.json")  # content of the data, to compare when the run is resumed
-    starts = Inside("starts.json")  # each start of the training: command, hardware, versions
-    lengths = Inside("lengths.json")  # earlier values of train.steps
-    fork = Inside("fork.json")  # of which run this is a fork, and what is changed
-    checkpoints = Inside("checkpoints")
-    damaged = Inside("damaged")  # checkpoints that could not be read
-    rollbacks = Inside("rollbacks.json")  # where training went back to an earlier checkpoint
-    diverged = Inside("diverged")  # batches with which training went wrong
-    metrics = Inside("metrics.jsonl")
-    events = Inside("events")
-    trackers = Inside("trackers.json")  # ids of the run in experiment trackers
-    samples = Inside("samples")
-    attention = Inside("attention")  # attention maps
-    classes = Inside("classes")  # plots of confusion and calibration
-    maps = Inside("maps")  # maps of word vectors
-    profile = Inside("profile")
-    report = Inside("report.md")
-    curves = Inside("report.png")
-    page = Inside("report.html")
-    evaluation = Inside("evaluation.json")
+    lock = RunFile("lock")  # held while training (see `workdir.lock`)
+    config = RunFile("config.json")
+    tokenizer = RunFile("tokenizer.json")
+    labels = RunFile("labels.json")
+    data = RunFile("data.json")  # content of the data, to compare when the run is resumed
+    starts = RunFile("starts.json")  # each start of the training: command, hardware, versions
+    lengths = RunFile("lengths.json")  # earlier values of train.steps
+    fork = RunFile("fork.json")  # of which run this is a fork, and what is changed
+    checkpoints = RunFile("checkpoints")
+    damaged = RunFile("damaged")  # checkpoints that could not be read
+    rollbacks = RunFile("rollbacks.json")  # where training went back to an earlier checkpoint
+    diverged = RunFile("diverged")  # batches with which training went wrong
+    metrics = RunFile("metrics.jsonl")
+    events = RunFile("events")
+    trackers = RunFile("trackers.json")  # ids of the run in experiment trackers
+    samples = RunFile("samples")
+    attention = RunFile("attention")  # attention maps
+    classes = RunFile("classes")  # plots of confusion and calibration
+    maps = RunFile("maps")  # maps of word vectors
+    profile = RunFile("profile")
+    report = RunFile("report.md")
+    curves = RunFile("report.png")
+    page = RunFile("report.html")
+    evaluation = RunFile("evaluation.json")
 
     def __init__(self, path: str | os.PathLike) -> None:
+        """`path` is a local folder, without the name of a checkpoint. Raises `UserError` for an address, and
+        for a name that orbax cannot write to."""
+        if REMOTE.search(str(path)) or UNUSABLE.search(os.path.abspath(path)):
+            raise UserError(f"--workdir: {path} {why_not_local(path)}")
         self.path = Path(path)
 
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of all files and folders of a run."""
+        return [entry.name for entry in vars(cls).values() if isinstance(entry, RunFile)]
+
     def vet(self) -> None:
-        """Checks the folder, which may be from elsewhere, before its files are read and written; checkpoints
-        are checked where they are restored.
+        """Checks all files of the folder, which may be from elsewhere, before a command writes in it;
+        checkpoints are checked where they are restored.
 
         Raises:
           UserError: a link, a pipe or a device, or a file that is too large.
         """
-        for top in (self.path / name for name in OWN):
+        for top in (self.path / name for name in self.names() if name != self.checkpoints.name):
             for path in itertools.chain([top], top.rglob("*")):  # which follows no links
-                if not _is_fine(path, top.name not in UNREAD):
-                    raise UserError(f"{path}: {_why_refused(path)}")
+                if path.is_symlink() or not path.is_dir():
+                    check_run_file(path, is_read=top.name not in UNREAD)
 
     def vet_checkpoints(self) -> None:
         """Raises `UserError` if `checkpoints` is a link to those of another run, which training deletes."""
@@ -92,24 +104,24 @@ class RunFolder:
             )
 
 
-OWN = {"lock"} | {entry.name for entry in vars(RunFolder).values() if isinstance(entry, Inside)}
-OWN -= {"checkpoints"}
-"""The names that `RunFolder.vet` checks, with all below them."""
+def check_run_file(path: Path, is_read: bool = True) -> None:
+    """Checks a file of a run's folder, which may be from elsewhere, before it is opened. It may be missing.
+
+    Raises:
+      UserError: it is a link, a pipe or a device, or if it is read, too large.
+    """
+    most = LARGEST.get(path.name, LARGEST_OTHER) if is_read else sys.maxsize
+    status = path.lstat() if os.path.lexists(path) else None
+    if status and not (stat.S_ISREG(status.st_mode) and status.st_size <= most):
+        raise UserError(f"{path}: {_why_refused(path, most)}")
 
 
-def _is_fine(path: Path, is_read: bool) -> bool:
-    """Whether a path in a run's folder is missing, a folder or a file; what is read has a bounded size."""
-    if path.is_symlink() or not path.is_file():
-        return not os.path.lexists(path) or (path.is_dir() and not path.is_symlink())
-    return not is_read or path.stat().st_size <= LARGEST.get(path.name, LARGEST_OTHER)
-
-
-def _why_refused(path: Path) -> str:
+def _why_refused(path: Path, most: int) -> str:
     if path.is_symlink():
         return f"a link to {os.readlink(path)}; expected a file of the run: remove it, or copy what it names"
     if not path.is_file():
         return "a pipe or a device; expected a file of the run: remove it"
-    return f"{path.stat().st_size:,} bytes; expected at most {LARGEST.get(path.name, LARGEST_OTHER):,}"
+    return f"{path.stat().st_size:,} bytes; expected at most {most:,}"
 
 
 def why_not_local(path: str | os.PathLike) -> str:

@@ -1,13 +1,13 @@
-"""Settings of the process that must precede JAX's first computation: environment, compilation cache,
-malloc."""
+"""Settings of the process that must precede JAX's first computation, and the platform that it will use:
+environment, compilation cache, malloc."""
 
 import ctypes
+import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-from transformer.backend import will_be_cpu
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "transformer")
 
@@ -28,6 +28,32 @@ step."""
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Parameters of glibc's mallopt (malloc.h)."""
+
+
+ACCELERATORS = {
+    ("nvidia[0-9]*", "dxg"): ("jax_cuda12_plugin", "jax_cuda13_plugin"),
+    ("accel[0-9]*", "vfio/[0-9]*"): ("libtpu",),
+    ("kfd",): ("jax_rocm60_plugin", "jax_rocm7_plugin"),
+}
+"""Device files below /dev -> packages of which JAX needs one to use them, for NVIDIA, Google and AMD."""
+
+
+def will_be_cpu(
+    environment: Mapping[str, str] = os.environ,
+    devices: Path = Path("/dev"),
+    installed: Callable[[str], object] = importlib.util.find_spec,
+) -> bool:
+    """Whether JAX will compute on CPUs: JAX_PLATFORMS says so, or no accelerator has both a device file and a
+    package."""
+    platforms = environment.get("JAX_PLATFORMS") or environment.get("JAX_PLATFORM_NAME")
+    if platforms:
+        return platforms.split(",")[0].strip() == "cpu"
+    hidden = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not any(
+        any(next(devices.glob(file), None) for file in files) and any(map(installed, packages))
+        for files, packages in ACCELERATORS.items()
+        if not (hidden and "nvidia[0-9]*" in files)
+    )
 
 
 def keep_programs() -> None:

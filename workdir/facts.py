@@ -9,13 +9,14 @@ from typing import Any
 import jax
 
 from transformer.config import Key, describe_keys, to_values
+from transformer.run_folder import RunFolder
 from transformer.training.run import Run
 from transformer.visualization.run_page import Facts, write_page
-from workdir.folder import Workdir
+from workdir.folder import steps_of
 from workdir.provenance import command, read_starts
 
 
-def write(run: Run, folder: Workdir, lines: Iterable[str], path: Path) -> Path:
+def write(run: Run, folder: RunFolder, lines: Iterable[str], path: Path) -> Path:
     """Writes the report to a file; `lines` are results that are not in the metrics.
 
     Raises:
@@ -24,7 +25,7 @@ def write(run: Run, folder: Workdir, lines: Iterable[str], path: Path) -> Path:
     return write_page(folder, facts(run, folder, lines), path)
 
 
-def facts(run: Run, folder: Workdir, lines: Iterable[str] = ()) -> Facts:
+def facts(run: Run, folder: RunFolder, lines: Iterable[str] = ()) -> Facts:
     """The facts in the report of a run that are not in the files of its folder."""
     config: Any = run.config
     size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
@@ -36,7 +37,7 @@ def facts(run: Run, folder: Workdir, lines: Iterable[str] = ()) -> Facts:
     )
     return Facts(
         name=folder.path.resolve().name,
-        lead=f"{experiment}: {size:,} parameters, {folder.trained_steps():,} of {config.train.steps:,} "
+        lead=f"{experiment}: {size:,} parameters, {steps_of(folder):,} of {config.train.steps:,} "
         f"steps of {config.train.batch_size:,} rows, {tokens:,} tokens in all",
         changed=[
             (key.name, value, key.default, key.meaning)
@@ -65,7 +66,7 @@ def _quoted(path: str | Path) -> str:
     return json.dumps(str(path))
 
 
-def _next(run: Run, folder: Workdir) -> Mapping[str, str]:
+def _next(run: Run, folder: RunFolder) -> Mapping[str, str]:
     found = {"Measure it": command(folder, "--mode=evaluate")}
     experiment: Any = run.experiment
     if hasattr(experiment, "example_flags"):

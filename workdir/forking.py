@@ -10,15 +10,24 @@ from typing import Any
 import jax
 
 from transformer.config import flatten, refuse_idle, to_values
-from transformer.distributed import together
+from transformer.distributed import shared_errors
 from transformer.errors import UserError
+from transformer.run_folder import RunFolder
 from transformer.training.checkpoints.checkpoint import Checkpoints, Step, split_step
 from transformer.training.checkpoints.fork import Fork, earlier_rate
 from transformer.training.optim.optimizer import make_schedule
 from transformer.training.run import Run
 from workdir.compatibility.differences import FREE, LOCATIONS, kind_of
 from workdir.compatibility.inheritance import TOKENIZER
-from workdir.folder import Workdir, write_json
+from workdir.folder import (
+    changed_data,
+    check_same_data,
+    read_fork,
+    read_lengths,
+    steps_of,
+    write_json,
+    write_start,
+)
 from workdir.lock import exclusive
 from workdir.opening import Overrides, open_run, overridden
 from workdir.outputs import rename
@@ -59,9 +68,9 @@ def make_fork(
       UserError: no such checkpoint; keys with which it cannot continue; or `to` has something else. Then
         nothing is written.
     """
-    with together():
+    with shared_errors():
         source, step = _source(workdir, at_step)
-        folder = Workdir(to)
+        folder = RunFolder(to)
         asked = {
             "from": str(source.path.resolve()),
             "given": dict(overrides),
@@ -73,18 +82,18 @@ def make_fork(
         state = fork.state(run)
     place, first, c = Path(os.path.abspath(to)), jax.process_index() == 0, run.config.train
     part = place.with_name(f"{place.name}.part")
-    made = Workdir(part / "run")
+    made = RunFolder(part / "run")
     with exclusive(part / "lock"):
-        with together():
+        with shared_errors():
             if first:
                 shutil.rmtree(made.path, ignore_errors=True)  # what a killed command left
-                made.write(run.config, run.experiment.data)  # type: ignore[attr-defined]
+                write_start(made, run.config, run.experiment.data)  # type: ignore[attr-defined]
                 write_json(made.fork, record, indent=1)
                 if lengths:
                     write_json(made.lengths, lengths)
         with Checkpoints(made.checkpoints, keep_last=c.keep_last, keep_best=c.keep_best) as checkpoints:
             checkpoints.save(fork.step, state)
-        with together():
+        with shared_errors():
             if first:
                 rename("--to", made.path, place)
     if first:
@@ -93,16 +102,16 @@ def make_fork(
         print(f"{to}: a fork {_told(record)}", *_lines(fork, record), sep="\n", flush=True)
 
 
-def _source(workdir: str, at_step: Step | None) -> tuple[Workdir, Step]:
+def _source(workdir: str, at_step: Step | None) -> tuple[RunFolder, Step]:
     """The run to branch off, and its checkpoint."""
     path, named = split_step(workdir)
     if named is not None and at_step not in (None, named):
         raise UserError(f"--at_step: {at_step}, but --workdir names {named}; give one of them")
     step = at_step if named is None else named
-    return Workdir(path), "latest" if step is None else step
+    return RunFolder(path), "latest" if step is None else step
 
 
-def _is_there(folder: Workdir, source: Workdir) -> bool:
+def _is_there(folder: RunFolder, source: RunFolder) -> bool:
     """Whether the folder has a fork.
 
     Raises:
@@ -119,9 +128,9 @@ def _is_there(folder: Workdir, source: Workdir) -> bool:
     raise UserError(f"--to: {folder.path} exists and is not a fork; choose another folder")
 
 
-def _check_same(folder: Workdir, asked: dict[str, Any], step: Step) -> None:
+def _check_same(folder: RunFolder, asked: dict[str, Any], step: Step) -> None:
     """Raises `UserError` if the folder was made by another command."""
-    record = folder.read_fork()
+    record = read_fork(folder)
     same_step = step in (record["step"], "best", "latest")
     if not same_step or any(record.get(name) != value for name, value in asked.items()):
         raise UserError(
@@ -131,7 +140,7 @@ def _check_same(folder: Workdir, asked: dict[str, Any], step: Step) -> None:
 
 
 def _plan(
-    source: Workdir, step: Step, asked: dict[str, Any], accept_data: bool
+    source: RunFolder, step: Step, asked: dict[str, Any], accept_data: bool
 ) -> tuple[Run, Fork, dict[str, Any], list[tuple[int, int]]]:
     """The run of a fork, what continues in it, and the contents of fork.json and lengths.json."""
     before, config, changed = _configs(source, asked["given"])
@@ -143,7 +152,7 @@ def _plan(
     run.prepare()
     if config.train.until:
         run.stages.check(at)
-    theirs = source.read_fork()
+    theirs = read_fork(source)
     sizes = before.train.batch_size, config.train.batch_size
     order = _other_order(source, run, changed, accept_data)
     row = 0 if order else _row(before, theirs, at)
@@ -178,14 +187,14 @@ def _rows_before(config: Any, step: int) -> int:
     return rows_before(config, step)
 
 
-def _configs(source: Workdir, given: dict[str, str]) -> tuple[Any, Any, dict[str, list]]:
+def _configs(source: RunFolder, given: dict[str, str]) -> tuple[Any, Any, dict[str, list]]:
     """The config of a run, that of its fork, and key -> [before, now] of those that differ.
 
     Raises:
       UserError: an impossible config, or a key that a fork cannot change.
     """
     before, config = overridden(source, given.items())
-    if not source.begun:
+    if not steps_of(source):
         raise UserError(f"--workdir: {source.path} has no checkpoints yet; train first")
     old, new = flatten(to_values(before)), flatten(to_values(config))
     changed = {key: [old.get(key), new.get(key)] for key in old | new if old.get(key) != new.get(key)}
@@ -199,7 +208,7 @@ def _configs(source: Workdir, given: dict[str, str]) -> tuple[Any, Any, dict[str
     return before, config, changed
 
 
-def _other_order(source: Workdir, run: Run, changed: dict[str, list], accept_data: bool) -> str:
+def _other_order(source: RunFolder, run: Run, changed: dict[str, list], accept_data: bool) -> str:
     """Why the training rows are others than those of the run before, or in another order; "" if they are the
     same.
 
@@ -208,11 +217,11 @@ def _other_order(source: Workdir, run: Run, changed: dict[str, list], accept_dat
     """
     data = run.experiment.data  # type: ignore[attr-defined]
     if not (accept_data or changed.keys() & set(LOCATIONS)):
-        source.check_data(data)
+        check_same_data(source, data)
     for key, (there, here) in changed.items():
         if _reorders(key, there, here):
             return f"{key} is another"
-    listed = source.changes_of(data, but="validation_source")
+    listed = changed_data(source, data, but="validation_source")
     if "data.source" in changed and (listed or not source.data.exists()):
         return "data.source is another"
     return listed
@@ -243,11 +252,11 @@ def _why_fresh(run: Run, before: Any, fresh: bool) -> str:
 
 
 def _rate(
-    source: Workdir, before: Any, theirs: dict[str, Any], at: int, changed: dict[str, list], fresh: bool
+    source: RunFolder, before: Any, theirs: dict[str, Any], at: int, changed: dict[str, list], fresh: bool
 ) -> tuple[list, list[tuple[int, int]]]:
     """[step, learning rate before it], if the rate continues from there by another schedule, and otherwise
     that of the run before, or []; and the content of lengths.json."""
-    lengths = source.read_lengths(before.train.steps)
+    lengths = read_lengths(source, before.train.steps)
     if fresh:
         return [at, 0.0], []
     if not changed.keys() & SCHEDULE:

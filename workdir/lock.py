@@ -9,7 +9,7 @@ from typing import TextIO
 
 import jax
 
-from transformer.distributed import together
+from transformer.distributed import shared_errors
 from transformer.errors import UserError
 from transformer.safe_files import lock_file, no_link
 
@@ -23,7 +23,7 @@ def exclusive(path: Path) -> Iterator[None]:
       UserError: another process holds it, or the folder cannot be written.
     """
     with contextlib.ExitStack() as stack:
-        with together():
+        with shared_errors():
             if jax.process_index() == 0:
                 stack.enter_context(holding(path))
         yield
@@ -36,9 +36,9 @@ def holding(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "a+", errors="replace", opener=no_link)  # noqa: SIM115 (closed below)
     except OSError as error:
-        raise UserError(f"--workdir: {path.parent} cannot be written ({_why(path, error)})") from None
+        raise UserError(f"--workdir: {path.parent} cannot be written ({_why_not(path, error)})") from None
     with file:
-        if not take(file, path):
+        if not try_lock(file, path):
             raise UserError(_in_training(file, path))
         os.truncate(file.fileno(), 0)
         with contextlib.suppress(OSError):  # a full disk is noticed by what must be written
@@ -46,11 +46,11 @@ def holding(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if _names(path, file):  # the folder may have been replaced
+            if _is_at(path, file):  # the folder may have been replaced
                 path.unlink(missing_ok=True)
 
 
-def _why(path: Path, error: OSError) -> str | None:
+def _why_not(path: Path, error: OSError) -> str | None:
     """Why a lock file cannot be opened."""
     if path.parent.is_symlink() and not path.parent.exists():
         return f"a link to {path.parent.readlink()}, which is not there"
@@ -61,7 +61,7 @@ def free(path: Path) -> bool:
     """Whether no process holds the lock file `path`."""
     try:
         with open(path, "r+", opener=no_link) as file:
-            return take(file, path)
+            return try_lock(file, path)
     except OSError:  # it is not there
         return True
 
@@ -72,13 +72,13 @@ def _in_training(file: TextIO, path: Path) -> str:
     return f"--workdir: {path.parent} is in training by {holder}; stop it, or choose another folder"
 
 
-def take(file: TextIO, path: Path) -> bool:
+def try_lock(file: TextIO, path: Path) -> bool:
     """Locks an open file. Returns False if another process holds it, or has removed it between opening and
     locking."""
-    return lock_file(file) and _names(path, file)
+    return lock_file(file) and _is_at(path, file)
 
 
-def _names(path: Path, file: TextIO) -> bool:
+def _is_at(path: Path, file: TextIO) -> bool:
     """Whether the path still names this open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())

@@ -19,8 +19,9 @@ from transformer import ROOT
 from transformer.config import from_values, refuse_idle
 from transformer.data.overlap import check_overlap
 from transformer.data.tokenization.tokenizers import TOKENIZERS, Tokenizer
-from transformer.distributed import together
+from transformer.distributed import shared_errors
 from transformer.errors import MeshError, UserError
+from transformer.run_folder import RunFolder
 from transformer.tracebacks import why_it_failed
 from transformer.training.checkpoints.checkpoint import Step, split_step
 from transformer.training.experiment import Params
@@ -29,10 +30,19 @@ from transformer.training.run import Run
 from transformer.training.run_config import ANOTHER
 from workdir.compatibility import consistency, inheritance
 from workdir.compatibility.retired_keys import keep_split
-from workdir.folder import Workdir
+from workdir.folder import (
+    check_resumable,
+    check_same_data,
+    check_stored_data,
+    read_fork,
+    read_lengths,
+    steps_of,
+    stored_config,
+    stored_data,
+)
 
-OVER = ("train.", "optimizer.", "initialize_")
-STILL = tuple(
+OF_TRAINING = ("train.", "optimizer.", "initialize_")
+OF_EVALUATION = tuple(
     f"train.{key}" for key in ("evaluate_batches", "average_last", "keep_last", "batch_size", "keep_best")
 )
 """Prefixes of keys that concern training only, and exceptions that concern evaluation or the choice of a
@@ -55,17 +65,15 @@ def read_config(argument: ConfigSource, overrides: Overrides = ()) -> dict[str, 
     Raises:
       UserError: no such file or preset, or the file fails.
     """
-    values = _run_file(argument) if isinstance(argument, str) else _plain(argument)
+    if isinstance(argument, str):
+        name, _, preset = argument.partition(":")
+        values = call_in(name, "get_config", *([preset] if preset else []))
+        if not isinstance(values, dict):
+            raise UserError(f"{name}: get_config() should return a ConfigDict, not {type(values).__name__}")
+    else:
+        values = _plain(argument)
     override(values, overrides)
     return values
-
-
-def _run_file(argument: str) -> dict[str, Any]:
-    name, _, preset = argument.partition(":")
-    found = call_in(name, "get_config", *([preset] if preset else []))
-    if not isinstance(found, dict):
-        raise UserError(f"{name}: get_config() should return a ConfigDict, not {type(found).__name__}")
-    return found
 
 
 def call_in(name: str, function: str, *arguments: Any) -> Any:
@@ -126,26 +134,26 @@ def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
     return from_values(find_experiment(values.get("experiment")).Config, values)
 
 
-def read_to_train(config: ConfigSource, overrides: Overrides = (), folder: Workdir | None = None) -> Values:
+def read_to_train(config: ConfigSource, overrides: Overrides = (), folder: RunFolder | None = None) -> Values:
     """`read_config`, with what `inherit` takes of the run that `initialize_from` names or, once started, of
     the folder's own; `check_config` with the overrides lets these win over it."""
     values = read_config(config, overrides)
-    needed = values.get("initialize_from") or (folder and folder.begun)
+    needed = values.get("initialize_from") or (folder and steps_of(folder))
     return inherit(values, folder, overrides) if needed else values
 
 
-def inherit(values: Values, folder: Workdir | None, overrides: Overrides = ()) -> Values:
+def inherit(values: Values, folder: RunFolder | None, overrides: Overrides = ()) -> Values:
     """The values with an inherited architecture (see `read_to_train`), the keys of `WRITTEN_BY`,
     and the splits of a started run.
 
     Raises:
       UserError: there is no such run; or an override of the tokenizer, which is inherited too.
     """
-    begun = folder if folder and folder.begun else None
-    keep_split(values, begun.read_config() if begun else {})
+    stored = stored_config(folder) if folder and steps_of(folder) else {}
+    keep_split(values, stored)
     if isinstance(values.get("model"), dict) and values.get("initialize_from"):
-        theirs = begun.read_config() if begun else inheritance.origin_values(values["initialize_from"])
-        if not begun:
+        theirs = stored or inheritance.origin_values(values["initialize_from"])
+        if not stored:
             inheritance.check_tokenizer(overrides, values, theirs)
         values["model"] |= inheritance.inherited(values, theirs)
         for group, keys in inheritance.WRITTEN_BY.items():
@@ -155,7 +163,7 @@ def inherit(values: Values, folder: Workdir | None, overrides: Overrides = ()) -
 
 
 def open_to_train(
-    folder: Workdir, overrides: Overrides, config: ConfigSource, accept_data: bool, hooks: Sequence[Hook]
+    folder: RunFolder, overrides: Overrides, config: ConfigSource, accept_data: bool, hooks: Sequence[Hook]
 ) -> Run:
     """The run of a config, by default the folder's own, to train in the folder. Nothing is written before all
     checks have passed, on all processes.
@@ -164,15 +172,16 @@ def open_to_train(
       UserError: an impossible config; a folder with another run, other data (unless `accept_data`), or more
         steps than the config; processes with other configs or data; a new run validated on training data.
     """
-    with together():
-        frozen = check_config(read_to_train(config or folder.read_config(), overrides, folder), overrides)
+    with shared_errors():
+        trained = steps_of(folder)
+        frozen = check_config(read_to_train(config or stored_config(folder), overrides, folder), overrides)
         if folder.path.exists():
-            folder.check(frozen)
-        if not (trained := folder.trained_steps()):
+            check_resumable(folder, frozen)
+        if not trained:
             refuse_idle(frozen)
     if jax.process_count() > 1:
         consistency.check_config(frozen)
-    with together():
+    with shared_errors():
         run = open_run(folder, frozen, extra_hooks=hooks)
         run = resumed(run, folder, accept_data) if trained else run
         run.prepare()
@@ -183,25 +192,25 @@ def open_to_train(
     return run
 
 
-def resumed(run: Run, folder: Workdir, accept_data: bool) -> Run:
+def resumed(run: Run, folder: RunFolder, accept_data: bool) -> Run:
     """The run with the lengths that its folder had before, and with what a fork continues; checks that the
     data are the same, unless `accept_data`."""
     if not accept_data:  # by all processes: a reference model is part of the data
-        folder.check_data(run.experiment.data)  # type: ignore[attr-defined]
-    run = dataclasses.replace(run, lengths=folder.read_lengths(run.config.train.steps))
+        check_same_data(folder, run.experiment.data)  # type: ignore[attr-defined]
+    run = dataclasses.replace(run, lengths=read_lengths(folder, run.config.train.steps))
     if not folder.fork.exists():
         return run
     from transformer.training.checkpoints.fork import forked
 
-    return forked(run, folder.read_fork())
+    return forked(run, read_fork(folder))
 
 
-def open_run(folder: Workdir, config: Any, devices: Sequence[jax.Device] | None = None, **more: Any) -> Run:
+def open_run(folder: RunFolder, config: Any, devices: Sequence[jax.Device] | None = None, **more: Any) -> Run:
     """The run of a config, with the folder's tokenizer and labels if it has them, otherwise with the
     tokenizer of the run that `initialize_from` names; `devices` and `more` are those of `Run`."""
-    kept, source = folder.read_kept(), config.initialize_from
+    kept, source = stored_data(folder), config.initialize_from
     if source:
-        kept = with_tokenizer(kept, source, None if folder.begun else inheritance.find_hub(source))
+        kept = with_tokenizer(kept, source, None if steps_of(folder) else inheritance.find_hub(source))
     experiment = find_experiment(config.experiment)(config, **kept)
     experiment.origin = functools.partial(inheritance.find_origin, source)
     return Run(experiment, config, folder.path, devices=devices, **more)
@@ -209,13 +218,13 @@ def open_run(folder: Workdir, config: Any, devices: Sequence[jax.Device] | None 
 
 def with_tokenizer(kept: Mapping[str, Any], source: str, hub: Any) -> dict[str, Any]:
     """`kept`, which gets the tokenizer of the run `source`, or of the `Hub` that it names, if it has none."""
-    theirs = {} if "tokenizer" in kept else hub.kept if hub else named(source).read_kept()
+    theirs = {} if "tokenizer" in kept else hub.kept if hub else stored_data(named(source))
     return {**kept, **{name: value for name, value in theirs.items() if name == "tokenizer"}}
 
 
-def named(run: str | os.PathLike) -> Workdir:
+def named(run: str | os.PathLike) -> RunFolder:
     """The folder in "runs/lm", or in "runs/lm@200", which names a checkpoint."""
-    return Workdir(run if (found := split_step(run))[1] is None else found[0])
+    return RunFolder(run if (found := split_step(run))[1] is None else found[0])
 
 
 def open_without_data(
@@ -251,30 +260,36 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
     Raises:
       UserError: no run, no checkpoint, a lost tokenizer, or an override of a key of training alone.
     """
-    values = (folder := named(workdir)).read_config()
-    if not folder.begun:
+    values = stored_config(folder := named(workdir))
+    if not steps_of(folder):
         raise UserError(f"--workdir: {folder.path} has no checkpoints yet; train first")
-    if over := [key for key, _ in overrides if key.startswith(OVER) and key not in STILL]:
-        raise UserError(f"--config.{over[0]}: it concerns training, and does not change a trained model")
-    config = overridden(folder, overrides)[1] if overrides else check_config(values)
+    config = _with_overrides(folder, overrides) if overrides else check_config(values)
     try:
         run = open_run(folder, config)
     except MeshError as error:
         from workdir.compatibility import devices_here
 
         run = open_run(folder, *devices_here.nearest(config, overrides, error))
-    folder.check_kept(run.experiment.data)  # type: ignore[attr-defined]
+    check_stored_data(folder, run.experiment.data)  # type: ignore[attr-defined]
     return run
 
 
-def overridden(folder: Workdir, overrides: Overrides) -> tuple[Any, Any]:
+def _with_overrides(folder: RunFolder, overrides: Overrides) -> Any:
+    """The config of a trained run with overrides. Raises `UserError` for a key of training alone."""
+    for key, _ in overrides:
+        if key.startswith(OF_TRAINING) and key not in OF_EVALUATION:
+            raise UserError(f"--config.{key}: it concerns training, and does not change a trained model")
+    return overridden(folder, overrides)[1]
+
+
+def overridden(folder: RunFolder, overrides: Overrides) -> tuple[Any, Any]:
     """The config of a run, and the same with overrides.
 
     Raises:
       UserError: an impossible config, or one with which the parameters of the run compute another function
         by more than the overridden keys of `model`.
     """
-    values = folder.read_config()
+    values = stored_config(folder)
     before, now = check_config(values), check_config(copy.deepcopy(values), overrides)
     if inheritance.implied(now, before, overrides):
         now = check_config(inheritance.settled(values, before), overrides)

@@ -55,10 +55,10 @@ def make_folder(path: Path) -> None:
     Raises:
       UserError: it is a file, or cannot be written.
     """
-    from workdir.folder import Workdir
+    from transformer.run_folder import RunFolder
     from workdir.lock import holding
 
-    if (folder := Workdir(path).path).is_file():
+    if (folder := RunFolder(path).path).is_file():
         raise UserError(f"--workdir: {folder} is a file")
     with holding(folder / f"{os.getpid()}.lock"):  # as training does in the folder of a run
         pass

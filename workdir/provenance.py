@@ -1,18 +1,19 @@
 """Provenance: the command, the hardware and the versions of each start of a run's training."""
 
 import datetime
-import importlib.metadata
 import os
 import platform
 import re
 import shlex
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer import ROOT
 from transformer.errors import UserError
-from workdir.folder import Workdir, read_json, write_json
+from transformer.run_folder import RunFolder
+from workdir.folder import read_json, steps_of, write_json
 from workdir.included import INCLUDED
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tok
 """Packages whose versions are kept."""
 
 
-def record(run: "Run", folder: Workdir, command: str) -> None:
+def record(run: "Run", folder: RunFolder, command: str) -> None:
     """Adds a start at the folder's latest checkpoint to `starts.json`; a run that has not started has one."""
-    step = folder.trained_steps()
+    step = steps_of(folder)
     before = read_starts(folder) if step else []
     write_json(folder.starts, [*before, {"step": step, "command": command, **surroundings(run)}], indent=1)
 
 
-def read_starts(folder: Workdir) -> list[dict[str, Any]]:
+def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
     """The starts in the folder, in order; none in folders that are older than the file.
 
     Raises:
@@ -62,9 +63,8 @@ def surroundings(run: "Run") -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of those of `LIBRARIES` that are installed."""
-    libraries = {name: version for name in LIBRARIES if (version := _version(name))}
-    return {"python": platform.python_version(), **libraries}
+    """The versions of Python and of `LIBRARIES`."""
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
 def shell(*arguments: str) -> str:
@@ -81,16 +81,9 @@ def command_line(config: "ConfigSource", workdir: str, overrides: "Overrides") -
     return shell(*given, f"--workdir={workdir}", *keys)
 
 
-def command(folder: Workdir, *arguments: str) -> str:
+def command(folder: RunFolder, *arguments: str) -> str:
     """A shell command on the run's folder."""
     return shell(f"--workdir={folder.path}", *arguments)
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _processor() -> str:

@@ -1,28 +1,36 @@
 """A session of training in the folder of a run: lock it, open the run, train, summarise."""
 
 import contextlib
-import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from transformer.distributed import together
+import jax
+
+from transformer.distributed import shared_errors
 from transformer.errors import Recoverable, UserError
+from transformer.layers.attention.kernels import logging_kernels
+from transformer.run_folder import RunFolder
+from transformer.training.checkpoints.checkpoint import split_step
+from transformer.training.hooks import Hook
+from transformer.training.optim.roles import left_by_rules, shares
+from transformer.training.run import Run
+from workdir.closed_pipes import ignore_closed_pipes
+from workdir.compatibility.consistency import check_folder
+from workdir.folder import steps_of, write_start
 from workdir.included import suggest_including
-
-if TYPE_CHECKING:
-    from transformer.training.hooks import Hook
-    from transformer.training.run import Run
-    from workdir.opening import Overrides
+from workdir.lock import exclusive
+from workdir.opening import ConfigSource, Overrides, open_to_train
+from workdir.provenance import command, command_line, record
+from workdir.summary import summary
 
 
 def train(
     workdir: str,
-    overrides: "Overrides" = (),
-    config: str | Mapping[str, Any] = "",
+    overrides: Overrides = (),
+    config: ConfigSource = "",
     started: float | None = None,
     accept_data: bool = False,
-    hooks: Sequence["Hook"] = (),
+    hooks: Sequence[Hook] = (),
 ) -> str:
     """Trains from scratch or from the latest checkpoint in the folder, and prints a summary. Returns why
     training ended: "finished", or the name of a signal.
@@ -33,9 +41,23 @@ def train(
     the one before it is taken; if there is none, it is an error. Where training goes wrong, it goes back to
     an earlier checkpoint as often as `train.rollbacks` says.
     """
+    if split_step(workdir)[1] is not None:
+        raise UserError(f"--workdir: {workdir} names a checkpoint; to start from it, set initialize_from")
+    folder, command_given = RunFolder(workdir), command_line(config, str(workdir), overrides)
     while True:
         try:
-            return _train(workdir, overrides, config, started, accept_data, hooks)
+            with ignore_closed_pipes(), _opened(folder, overrides, config, accept_data, hooks) as run:
+                if jax.process_index() == 0:
+                    write_start(folder, run.config, run.experiment.data)  # type: ignore[attr-defined]
+                    record(run, folder, command_given)
+                    print(*_first_lines(run, steps_of(folder)), sep="\n", flush=True)
+                with logging_kernels(lambda line: run.experiment.note(line, line)):
+                    _, reason = run.train(started)
+                if jax.process_index() == 0:
+                    suggest_including(config)
+                    resume = f"Resume with: {command(folder)}"
+                    print(*(summary(run, folder) if reason == "finished" else [resume]), sep="\n")
+                return reason
         except Recoverable as error:
             from workdir.recovery.remedies import recover
 
@@ -43,69 +65,29 @@ def train(
             started = None
 
 
-def _train(
-    workdir: str,
-    overrides: "Overrides",
-    config: str | Mapping[str, Any],
-    started: float | None,
-    accept_data: bool,
-    hooks: Sequence["Hook"],
-) -> str:
-    import jax
-
-    from transformer.layers.attention.kernels import logging_kernels
-    from transformer.training.checkpoints.checkpoint import split_step
-    from workdir.compatibility.consistency import check_folder
-    from workdir.folder import Workdir
-    from workdir.lock import exclusive
-    from workdir.opening import open_to_train
-    from workdir.provenance import command, command_line, record
-    from workdir.summary import summary
-
-    if split_step(workdir)[1] is not None:
-        raise UserError(f"--workdir: {workdir} names a checkpoint; to start from it, set initialize_from")
-    folder = Workdir(workdir)
-    with ignore_closed_pipes(), contextlib.ExitStack() as stack:
-        if jax.process_count() > 1:
-            check_folder(folder)
+@contextlib.contextmanager
+def _opened(
+    folder: RunFolder, overrides: Overrides, config: ConfigSource, accept_data: bool, hooks: Sequence[Hook]
+) -> Iterator[Run]:
+    """The run to train, in a context that holds the lock of its folder. Nothing is written before all checks
+    have passed, not even a lock in a new folder."""
+    if jax.process_count() > 1:
+        check_folder(folder)
+    with contextlib.ExitStack() as stack:
         if known := folder.config.is_file():
             stack.enter_context(exclusive(folder.lock))
         run = open_to_train(folder, overrides, config, accept_data, hooks)
-        if not known:  # nothing is written before this, not even a lock
+        if not known:
             stack.enter_context(exclusive(folder.lock))
-            with together():
+            with shared_errors():
                 if jax.process_index() == 0 and folder.config.is_file():
                     raise UserError(
-                        f"--workdir: {workdir} was started by another command meanwhile; try again"
+                        f"--workdir: {folder.path} was started by another command meanwhile; try again"
                     )
-        first = jax.process_index() == 0
-        if first:
-            folder.write(run.config, run.experiment.data)  # type: ignore[attr-defined]
-            record(run, folder, command_line(config, str(workdir), overrides))
-            print(*_first_lines(run, folder.trained_steps()), sep="\n", flush=True)
-        with logging_kernels(lambda line: run.experiment.note(line, line)):
-            _, reason = run.train(started)
-        if first:
-            suggest_including(config)
-            lines = summary(run, folder) if reason == "finished" else [f"Resume with: {command(folder)}"]
-            print(*lines, sep="\n")
-        return reason
+        yield run
 
 
-def _with_main_optimizer(run: "Run") -> Any:
-    """The parameters that no rule freezes or gives another optimizer."""
-    from transformer.training.optim.roles import left_by_rules
-    from transformer.training.optim.rules import parameter_settings
-
-    params = run.abstract.params
-    return left_by_rules(params, parameter_settings(params, run.config.optimizer, run.layers, run.roles))
-
-
-def _first_lines(run: "Run", trained: int) -> Iterator[str]:
-    import jax
-
-    from transformer.training.optim.roles import shares
-
+def _first_lines(run: Run, trained: int) -> Iterator[str]:
     size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
     mesh = f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"
     yield f"{run.folder.path}: {size:,} parameters on {mesh}, from step {trained} to {run.config.train.steps}"
@@ -121,36 +103,9 @@ def _first_lines(run: "Run", trained: int) -> Iterator[str]:
         yield from run.warm_start.table()
 
 
-class PipeSafe:
-    """A stream that drops its output when its reader has exited."""
+def _with_main_optimizer(run: Run) -> Any:
+    """The parameters that no rule freezes or gives another optimizer."""
+    from transformer.training.optim.rules import parameter_settings
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Writes without buffering, so that later no flush can fail; or drops."""
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except OSError:
-            silence(self._stream)
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def silence(stream: TextIO) -> None:
-    """Redirects a stream to the null device, so that buffered output raises no error at exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
-    os.close(null)
-
-
-@contextlib.contextmanager
-def ignore_closed_pipes() -> Iterator[None]:
-    """A context in which output continues without error after its reader has exited (`| head -1`)."""
-    out: Any = PipeSafe(sys.stdout)
-    error: Any = PipeSafe(sys.stderr)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        yield
+    params = run.abstract.params
+    return left_by_rules(params, parameter_settings(params, run.config.optimizer, run.layers, run.roles))

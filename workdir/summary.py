@@ -4,15 +4,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from transformer.run_folder import RunFolder
 from transformer.training.logging.writers import names_of
 from transformer.training.run import Run
 from transformer.visualization.report import last_values, write_report
 from workdir.facts import write
-from workdir.folder import Workdir
 from workdir.provenance import command
 
 
-def summary(run: Run, folder: Workdir) -> Iterator[str]:
+def summary(run: Run, folder: RunFolder) -> Iterator[str]:
     """Writes the report, and yields the lines of the summary. A part that fails is replaced by a line that
     says why; the run is finished in any case."""
     config: Any = run.config
@@ -37,13 +37,13 @@ def summary(run: Run, folder: Workdir) -> Iterator[str]:
     yield f"  {longer}" + (f"  # {rewarming}" if rewarming else "")
 
 
-def _report(run: Run, folder: Workdir, results: list[str]) -> list[str]:
+def _report(run: Run, folder: RunFolder, results: list[str]) -> list[str]:
     write_report(folder)
     write(run, folder, results, folder.page)
     return []
 
 
-def measured(run: Run, folder: Workdir, logged: bool) -> Iterator[str]:
+def measured(run: Run, folder: RunFolder, logged: bool) -> Iterator[str]:
     """The lines on the last evaluation; with `logged` the folder has metrics."""
     found = (last_values(folder.metrics) if logged else {}) | run.latest.values
     if skipped := int(found.get("train/skipped_steps", 0)):
@@ -57,7 +57,7 @@ def measured(run: Run, folder: Workdir, logged: bool) -> Iterator[str]:
         yield from experiment.result_lines(found)
 
 
-def _sample(folder: Workdir, steps: int) -> Iterator[str]:
+def _sample(folder: RunFolder, steps: int) -> Iterator[str]:
     of_this_run = [path for path in folder.samples.glob("*.txt") if path.stem <= f"{steps:08d}"]
     if of_this_run:
         sample = max(of_this_run)

@@ -1,4 +1,4 @@
-"""The end of a command after an error: the printed line, the exit code, and the other processes of a run."""
+"""Exit codes and one-line error messages, also where a command runs in several processes."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ NO_BACKEND = "Unable to initialize backend"
 LESS_MEMORY = "a device has too little memory: docs/devices.md, Costs and memory, lists what saves it"
 """The note on an error of a device whose memory a program exhausts."""
 
-LONGEST = 200
+MAX_ERROR_CHARACTERS = 200
 """The most characters of an error that another process prints."""
 
 LEAVING = threading.Lock()
@@ -28,7 +28,7 @@ LEAVING = threading.Lock()
 
 def code_of(error: BaseException, has_config: bool) -> int:
     """The exit code of the error that is being handled, which is printed in a line; one that has no code is
-    raised again. `has_config` says whether a config file is given."""
+    raised again. `has_config`: whether a config file is given."""
     match error:
         case UserError():
             hint = INCLUDE if isinstance(error, UnknownMember) and not has_config else ""
@@ -69,18 +69,21 @@ def code_of(error: BaseException, has_config: bool) -> int:
             raise
 
 
-def end(code: int, said: str) -> int:
+def end(code: int, line: str) -> int:
     """Prints why this process ends, and returns its exit code; one of several processes ends at once if the
     others do not end too."""
-    print(printable(said), file=sys.stderr, flush=True)
-    if distributed.PLACES and not distributed.all_end():
-        leave("", said.removeprefix("error: "), code=code)
+    print(printable(line), file=sys.stderr, flush=True)
+    if distributed.PLACES and not distributed.all_are_ending():
+        leave("", line.removeprefix("error: "), code=code)
     return code
 
 
 def leave_the_dead(error: BaseException) -> None:
     """Ends this process if another process has ended, which may have caused the error."""
-    gone, why = distributed.told() or (distributed.ended(), brief(first_line(error), LONGEST))
+    gone, why = distributed.announced_end() or (
+        distributed.ended_process(),
+        brief(first_line(error), MAX_ERROR_CHARACTERS),
+    )
     if gone:
         leave_after(gone, why)
 
@@ -90,15 +93,15 @@ def leave_after(gone: str, why: str) -> None:
     leave(f"error: {gone} has ended, and so must the others ({why}); give the same command again", why, gone)
 
 
-def leave(said: str, why: str, gone: str = "", code: int = 1) -> None:
-    """Prints `said`, tells the other processes which one has `gone` (this one), and ends at once: an orderly
+def leave(line: str, why: str, gone: str = "", code: int = 1) -> None:
+    """Prints `line`, tells the other processes which one has `gone` (this one), and ends at once: an orderly
     end would wait for the others, which wait for this one."""
     from tqdm import tqdm
 
-    LEAVING.acquire()  # never released: another thread that would leave as well says no more
+    LEAVING.acquire()  # never released: another thread that would leave as well prints nothing more
     with contextlib.suppress(OSError):  # its disk may be what is full
         sys.stdout.flush()
     with tqdm.external_write_mode(sys.stderr):  # clears a progress bar, at whose end it would be written
-        print(printable(said), end="\n" if said else "", file=sys.stderr, flush=True)
-        distributed.tell(brief(why, LONGEST), gone)
+        print(printable(line), end="\n" if line else "", file=sys.stderr, flush=True)
+        distributed.announce_end(brief(why, MAX_ERROR_CHARACTERS), gone)
         os._exit(code)

@@ -20,7 +20,7 @@ from transformer.data.corpus import tally_lines
 from transformer.data.sources.packed_files import PACKED, SAMPLE, WINDOWS, reading, refuse_binary
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from workdir.lock import take
+from workdir.lock import try_lock
 
 NOTED_EVERY = 1.0
 """Seconds between notes of the progress: a killed program repeats at most the answers of this time."""
@@ -273,7 +273,7 @@ def _alone(part: Path, target: Path, flag: str) -> Iterator[TextIO]:
       UserError: another command writes it, or it cannot be written.
     """
     with _open(part, "a", target, flag) as stream:
-        if not take(stream, part):
+        if not try_lock(stream, part):
             raise UserError(f"{flag}: {part} is being written by another command; choose another file")
         yield stream
 

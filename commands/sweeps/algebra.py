@@ -21,7 +21,7 @@ from transformer.errors import UserError
 
 Setting = dict[str, Any]
 
-LONGEST = 40
+NAME_LENGTH = 40
 """Characters of a key and of a value in the name of a run; of a longer one, or one with characters that a
 folder's name should not have, it has the beginning and a hash."""
 
@@ -151,7 +151,7 @@ def _shown(value: str) -> str:
 
 def _in_a_name(text: str) -> str:
     safe = re.sub(r"[^\w.+-]+", "-", text)
-    return safe if safe == text and len(safe) <= LONGEST else f"{safe[: LONGEST - 8]}-{_digest(text)}"
+    return safe if safe == text and len(safe) <= NAME_LENGTH else f"{safe[: NAME_LENGTH - 8]}-{_digest(text)}"
 
 
 def _digest(text: str) -> str:

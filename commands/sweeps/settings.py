@@ -15,7 +15,7 @@ from workdir.opening import ConfigSource, Overrides, check_config, read_to_train
 def check_flags(flags: argparse.Namespace) -> None:
     """Raises `UserError` without a config file, or for a bad number of jobs."""
     if not flags.config:
-        raise UserError("--config: which one? configs/lm.py, say (--mode=sweep)")
+        raise UserError("--config is required, such as configs/lm.py (--mode=sweep)")
     if flags.jobs < 1:
         raise UserError(f"--jobs: {flags.jobs}; expected 1 or more")
 

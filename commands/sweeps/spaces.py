@@ -135,14 +135,14 @@ def check_space(space: Sequence[Dimension], check: Callable[[Setting], T]) -> li
     for dimension in space:
         others = [[{}, *other.extremes] for other in space if other is not dimension]
         for setting in dimension.extremes:
-            said = ""
+            first_error = ""
             for together in itertools.islice(product([setting], *others), COMBINATIONS):
                 try:
                     results.append(check(together))
                     break
                 except UserError as error:
-                    said = said or str(error)
+                    first_error = first_error or str(error)
             else:
                 value = ":".join(text for _, text in as_overrides(setting))
-                raise UserError(f"--search: {dimension.name}={value}: {said}")
+                raise UserError(f"--search: {dimension.name}={value}: {first_error}")
     return results

@@ -14,6 +14,7 @@ from tests import runs
 from transformer.errors import UserError
 from transformer.training.checkpoints.initialize import Checkpoint
 from workdir import opening
+from workdir.folder import stored_config
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -191,8 +192,8 @@ def test_a_step_is_chosen(capfd, trained, corpus, tmp_path):
 def test_a_run_begins_with_a_step_of_another(trained, corpus, tmp_path):
     keys = [("initialize_from", f"{trained}@1"), ("data.source", corpus), ("optimizer.warmup_steps", "1")]
     values = opening.read_config("configs/lm.py:tiny", keys)
-    config = opening.inherit(values, opening.Workdir(tmp_path / "new"))
-    run = opening.open_run(opening.Workdir(tmp_path / "new"), opening.check_config(config))
+    config = opening.inherit(values, opening.RunFolder(tmp_path / "new"))
+    run = opening.open_run(opening.RunFolder(tmp_path / "new"), opening.check_config(config))
     assert run.warm_start.origin == Checkpoint(trained, 1)
     with run.placed():
         taken = run.warm_start.apply(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), run.abstract.params))
@@ -202,7 +203,7 @@ def test_a_run_begins_with_a_step_of_another(trained, corpus, tmp_path):
     assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), there, other)))
     config["initialize_from"] = f"{trained}@9"
     with pytest.raises(UserError, match=r"initialize_from: .*no checkpoint of step 9; there are 1, 2"):
-        _ = opening.open_run(opening.Workdir(tmp_path / "new"), opening.check_config(config)).warm_start
+        _ = opening.open_run(opening.RunFolder(tmp_path / "new"), opening.check_config(config)).warm_start
 
 
 ERRORS = {
@@ -230,5 +231,5 @@ def test_a_folder_with_a_key_that_is_gone_still_opens(trained, tmp_path):
     values["data"]["evaluate_on"] = "test"
     del values["evaluate"]
     (tmp_path / "config.json").write_text(json.dumps(values))
-    config = opening.check_config(opening.Workdir(tmp_path).read_config())
+    config = opening.check_config(stored_config(opening.RunFolder(tmp_path)))
     assert config.evaluate.batch_size == 0 and dict(config.evaluate.sets) == {}

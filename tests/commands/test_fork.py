@@ -86,7 +86,7 @@ def begun(monkeypatch, folder, to, *more):
     with monkeypatch.context() as patch:
         patch.setattr(train, "run", lambda *_: 0)
         fork(folder, to, *more)
-    return runs.state(to), opening.open_to_train(opening.Workdir(to), (), "", False, ())
+    return runs.state(to), opening.open_to_train(opening.RunFolder(to), (), "", False, ())
 
 
 def first_rows(run, step=AT):

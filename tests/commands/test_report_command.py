@@ -3,14 +3,15 @@
 import json
 import re
 import shlex
+import shutil
 from html import unescape
 
 import pytest
 
 import launch
 from tests import runs
+from transformer.run_folder import RunFolder
 from workdir import api as notebook
-from workdir.folder import Workdir
 from workdir.provenance import read_starts
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -33,7 +34,7 @@ def text_of(folder):
 
 
 def test_training_writes_it_with_each_start(trained):
-    starts = read_starts(Workdir(trained))
+    starts = read_starts(RunFolder(trained))
     assert [each["step"] for each in starts] == [0, 2]
     for steps, each in zip((2, 3), starts, strict=True):
         assert f"--config.train.steps={steps}" in each["command"] and " x " in each["devices"]
@@ -56,7 +57,7 @@ def test_the_command_that_it_prints_trains_the_same_run_again(trained, monkeypat
     assert json.loads((again / "config.json").read_text()) == json.loads(
         (trained / "config.json").read_text()
     )
-    assert read_starts(Workdir(again))[0]["command"] == ""  # not from the command line
+    assert read_starts(RunFolder(again))[0]["command"] == ""  # not from the command line
 
 
 def test_the_mode_adds_a_later_evaluation(trained, capsys):
@@ -89,3 +90,13 @@ def test_a_damaged_file_of_starts_is_named(trained, capsys):
     assert launch.main([f"--workdir={trained}", "--mode=report"]) == 2
     assert "starts.json: expected a list of the starts" in capsys.readouterr().err
     (trained / "starts.json").write_bytes(before)
+
+
+def test_a_planted_link_is_not_written_through(trained, tmp_path, capfd):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "precious").write_text("my thesis")
+    (folder / "report.html").unlink()
+    (folder / "report.html").symlink_to(tmp_path / "precious")
+    assert launch.main([f"--workdir={folder}", "--mode=report"]) == 2
+    assert f"error: {folder}/report.html: a link to {tmp_path}/precious; " in capfd.readouterr().err
+    assert (tmp_path / "precious").read_text() == "my thesis"

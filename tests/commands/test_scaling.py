@@ -257,7 +257,7 @@ def test_a_size_of_which_one_seed_has_diverged_has_no_mean_and_no_mark():
 def test_the_folder_is_named_after_the_config_or_must_be_given(capsys):
     assert launch.parse(["--mode=scaling", f"--config={TINY}"])[0].workdir == "runs/lm-tiny-scaling"
     assert launch.main(["--mode=scaling", "--score"]) == 2
-    assert "or, of a law that is there, --workdir: which run?" in capsys.readouterr().err
+    assert "of a law that exists, --workdir is required" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
@@ -334,7 +334,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_a_run_begins(scaling, tm
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "--config: which one?"),
+        ([], "--config is required"),
         (["--forecast=1e12", "--depths=2"], "--depths: it is for the runs of a fit"),
         (["--score", "--config.seed=1"], "--config.seed: it is for the runs of a fit"),
         (["--forecast=-1"], "--forecast: -1; expected FLOPs above 0"),

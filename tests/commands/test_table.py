@@ -258,7 +258,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_table(folder, monkeyp
 
 def test_it_needs_runs(capsys):
     assert launch.main(["--mode=table"]) == 2
-    assert capsys.readouterr().err == "error: --runs: which ones? 'runs/lm-sweep/*', say (--mode=table)\n"
+    assert capsys.readouterr().err == "error: --runs is required, such as 'runs/lm-sweep/*' (--mode=table)\n"
 
 
 @pytest.mark.thorough

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests import runs
 from transformer.errors import UserError
-from workdir.folder import Workdir
+from transformer.run_folder import RunFolder
 from workdir.opening import check_config, open_to_train, read_config
 
 ODD = (
@@ -84,7 +84,7 @@ def _one_step(values: dict, folder: Path) -> str:
     import jax
 
     try:
-        run = open_to_train(Workdir(folder), (), values, False, ())
+        run = open_to_train(RunFolder(folder), (), values, False, ())
         sizes = [leaf.size for leaf in jax.tree.leaves(run.abstract.params)]
         with run.placed():
             batch = next(iter(run.loader.iterate(0)))

@@ -25,7 +25,7 @@ from transformer.training.logging.writers import MetricsFile, whole_lines
 from transformer.visualization.evaluations import evaluations, read_evaluations
 from workdir import lock as locks
 from workdir import metrics, samples
-from workdir.folder import Workdir
+from workdir.folder import check_resumable, read_fork, read_lengths, stored_config, stored_data
 from workdir.opening import check_config
 from workdir.provenance import read_starts
 from workdir.recovery.rollback import read_rollbacks
@@ -52,7 +52,7 @@ CONTENTS = {
 }
 
 
-def read_metrics(folder: Workdir) -> None:
+def read_metrics(folder: RunFolder) -> None:
     """As a run does that is resumed."""
     found = [line.encode() for line in whole_lines(folder.metrics, 9)]
     assert found in ([], [folder.metrics.read_bytes()])
@@ -60,13 +60,13 @@ def read_metrics(folder: Workdir) -> None:
 
 
 READERS = {
-    "config.json": lambda folder: check_config(folder.read_config()),
-    "labels.json": lambda folder: folder.read_kept(),
-    "tokenizer.json": lambda folder: folder.read_kept(),
-    "tokenizer_config.json": lambda folder: folder.read_kept(),  # beside the tokenizer
+    "config.json": lambda folder: check_config(stored_config(folder)),
+    "labels.json": lambda folder: stored_data(folder),
+    "tokenizer.json": lambda folder: stored_data(folder),
+    "tokenizer_config.json": lambda folder: stored_data(folder),  # beside the tokenizer
     "starts.json": read_starts,
-    "lengths.json": lambda folder: folder.read_lengths(5),
-    "fork.json": lambda folder: folder.read_fork(),
+    "lengths.json": lambda folder: read_lengths(folder, 5),
+    "fork.json": lambda folder: read_fork(folder),
     "rollbacks.json": read_rollbacks,
     "metrics.jsonl": read_metrics,
 }
@@ -82,7 +82,7 @@ def folder(tmp_path_factory):
         values = to_values(check_config(lm.get_config("tiny").to_dict()))
     (path / "config.json").write_text(json.dumps(values))
     Tokenizer.train("bytes").save(path / "tokenizer.json")
-    return Workdir(path)
+    return RunFolder(path)
 
 
 @pytest.mark.parametrize("content", CONTENTS)
@@ -143,18 +143,15 @@ NAMES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples/00000009.txt
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", PLANTED)
 def test_what_is_no_file_of_the_run_is_refused_before_it_is_read(folder, tmp_path, name, kind):
-    there = Workdir(shutil.copytree(folder.path, tmp_path / "run"))
-    there.read_config()
+    there = RunFolder(shutil.copytree(folder.path, tmp_path / "run"))
+    stored_config(there)
     plant, said = PLANTED[kind]
     secret = tmp_path / "secret"
     secret.write_text("private")
     plant(there.path / name, secret)
-    readers = (
-        there.read_config,
-        lambda: there.check(None),
-        lambda: metrics(there.path),
-        lambda: samples(there.path),
-    )
+    readers = [lambda: check_resumable(there, None), lambda: metrics(there.path), lambda: samples(there.path)]
+    readers += [lambda: stored_config(there)] if name == "config.json" else []
+    readers += [lambda: stored_data(there)] if name == "tokenizer.json" else []
     for read in readers:
         with pytest.raises(UserError, match=f"^{re.escape(str(there.path / name))}: {said}"):
             read()
@@ -163,27 +160,27 @@ def test_what_is_no_file_of_the_run_is_refused_before_it_is_read(folder, tmp_pat
 
 @pytest.mark.parametrize("name", ["samples", "events", "diverged"])
 def test_a_folder_that_leads_elsewhere_is_not_written_to(folder, tmp_path, name):
-    there = Workdir(shutil.copytree(folder.path, tmp_path / "run"))
+    there = RunFolder(shutil.copytree(folder.path, tmp_path / "run"))
     (tmp_path / "elsewhere").mkdir()
     (there.path / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=f"{name}: a link to .*elsewhere; expected"):
-        there.check(None)
+        check_resumable(there, None)
 
 
 def test_large_files_that_are_not_read_are_fine(folder, tmp_path):
-    there = Workdir(shutil.copytree(folder.path, tmp_path / "events"))
+    there = RunFolder(shutil.copytree(folder.path, tmp_path / "events"))
     huge(there.path / "events" / "of_a_long_run", None)
     huge(there.path / "notes.tar", None)
-    assert there.read_config()["experiment"] == "language_modeling"
+    assert stored_config(there)["experiment"] == "language_modeling"
 
 
 def test_a_link_to_the_checkpoints_of_another_run_is_not_trained_in(folder, tmp_path):
     """Its old checkpoints would be deleted by train.keep_last. A link to another disk is meant."""
-    there = Workdir(shutil.copytree(folder.path, tmp_path / "run"))
+    there = RunFolder(shutil.copytree(folder.path, tmp_path / "run"))
     shutil.rmtree(there.checkpoints)
     there.checkpoints.symlink_to(folder.checkpoints)
     with pytest.raises(UserError, match="a link to the checkpoints of another run"):
-        there.check(None)
+        check_resumable(there, None)
     there.checkpoints.unlink()
     there.checkpoints.symlink_to(shutil.copytree(folder.checkpoints, tmp_path / "disk"))
     there.vet_checkpoints()
@@ -191,7 +188,7 @@ def test_a_link_to_the_checkpoints_of_another_run_is_not_trained_in(folder, tmp_
 
 @pytest.mark.parametrize("name", ["lock", "config.json.part"])
 def test_a_planted_link_is_not_written_through(folder, tmp_path, name):
-    there = Workdir(shutil.copytree(folder.path, tmp_path / "run"))
+    there = RunFolder(shutil.copytree(folder.path, tmp_path / "run"))
     precious = tmp_path / "precious"
     precious.write_text("my thesis")
     (there.path / name).symlink_to(precious)

@@ -18,7 +18,8 @@ from transformer.data.cache.disk_cache import TAG, build_once, load_array, own_c
 from transformer.data.images.image_sources import open_image
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from workdir.folder import Workdir
+from transformer.run_folder import RunFolder
+from workdir.folder import stored_config
 
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "torch", "yaml"}
 """Modules that execute what they read; nothing of ours imports one."""
@@ -75,17 +76,17 @@ def test_a_cache_dir_from_elsewhere_is_used_only_if_prepared_data_are_there(tmp_
     run.mkdir()
     values = {"experiment": "language_modeling", "data": {"cache_dir": str(theirs)}}
     (run / "config.json").write_text(json.dumps(values))
-    assert Workdir(run).read_config()["data"]["cache_dir"] == "" and not theirs.exists()
+    assert stored_config(RunFolder(run))["data"]["cache_dir"] == "" and not theirs.exists()
     said = capfd.readouterr().err
     assert "has no prepared data and is not used; --config.data.cache_dir=" in said and said.count("\n") == 1
     theirs.mkdir()
     (theirs / TAG).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# of another program\n")
     own_cache.cache_clear()
-    assert Workdir(run).read_config()["data"]["cache_dir"] == ""
+    assert stored_config(RunFolder(run))["data"]["cache_dir"] == ""
     (theirs / TAG).unlink()
     build_once(theirs / "kind" / "name", lambda new: None)  # as training with this key does
     own_cache.cache_clear()
-    assert Workdir(run).read_config()["data"]["cache_dir"] == str(theirs)
+    assert stored_config(RunFolder(run))["data"]["cache_dir"] == str(theirs)
 
 
 def npy(header: str, content: bytes = b"") -> bytes:

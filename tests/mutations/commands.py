@@ -15,10 +15,14 @@ EDITS = {
     "transformer/run_folder.py": (
         "tests/faults/test_hostile_runs.py",
         {
-            "links_are_followed": ("if path.is_symlink() or not path.is_file():", "if not path.is_file():"),
-            "pipes_are_files": ("(path.is_dir() and not", "(True and not"),
-            "any_size": ("<= LARGEST.get(path.name, LARGEST_OTHER)\n", "<= 1 << 50\n"),
-            "size_of_what_is_not_read": ("return not is_read or", "return"),
+            "links_are_followed": ("path.lstat() if os.path.lexists(path)", "path.stat() if path.exists()"),
+            "linked_folders_are_followed": (
+                "if path.is_symlink() or not path.is_dir():",
+                "if not path.is_dir():",
+            ),
+            "pipes_are_files": ("not (stat.S_ISREG(status.st_mode) and", "not ("),
+            "any_size": ("and status.st_size <= most)", ")"),
+            "size_of_what_is_not_read": (" if is_read else sys.maxsize", ""),
             "folders_are_not_entered": ('itertools.chain([top], top.rglob("*"))', "[top]"),
             "checkpoints_of_others": ("if self.checkpoints.is_symlink() and", "if False and"),
         },
@@ -130,7 +134,10 @@ EDITS = {
             "curves_leave_their_axes": ("y(min(max(value, low), high))", "y(value)"),
             "other_ticks": ("(1, 2, 5, 10)", "(1, 3, 5, 10)"),
             "upside_down": ("(value - low) / (high - low)", "(high - value) / (high - low)"),
-            "all_points_are_drawn": ("np.linspace(0, len(values) - 1, MOST)", "np.arange(len(values))"),
+            "all_points_are_drawn": (
+                "np.linspace(0, len(values) - 1, MAX_DRAWN_POINTS)",
+                "np.arange(len(values))",
+            ),
         },
     ),
     "transformer/visualization/run_page.py": (

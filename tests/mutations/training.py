@@ -273,7 +273,7 @@ EDITS = {
             "seed_keeps_the_order": ('key == "seed" or (', "False or ("),
             "moved_data_are_others": ("(listed or not source", "(True or not source"),
             "validation_rows_are_trained_on": ('but="validation_source"', 'but=""'),
-            "changed_data_unsaid": ("source.check_data(data)", "pass"),
+            "changed_data_unsaid": ("check_same_data(source, data)", "pass"),
             "lengths_forgotten": (
                 'return theirs.get("rate", []), lengths',
                 'return theirs.get("rate", []), []',
@@ -285,7 +285,7 @@ EDITS = {
             "any_tokenizer": ("if key in TOKENIZER or", "if"),
             "steps_in_the_past": ("if config.train.steps <= at:", "if config.train.steps < at:"),
             "another_command_goes_on": ("if not same_step or any(", "if not same_step and any("),
-            "made_in_place": ('made = Workdir(part / "run")', "made = Workdir(place)"),
+            "made_in_place": ('made = RunFolder(part / "run")', "made = RunFolder(place)"),
             "carry_of_other_rows": ('else ""),\n    )\n    rate', 'else "")[:0],\n    )\n    rate'),
         },
     ),
@@ -309,7 +309,7 @@ EDITS = {
     "workdir/compatibility/consistency.py": (
         "tests/workdir/test_consistency.py",
         {
-            "digests_not_compared": ("if len({*distributed.gathered(digest(found))}) == 1:", "if True:"),
+            "digests_not_compared": ("if len({*distributed.gather_texts(digest(found))}) == 1:", "if True:"),
             "equal_values_listed": ("if len(holders) > 1:", "if holders:"),
             "all_are_missing": ("if key in each else", "if False else"),
             "training_split_of_sets": ('f"validation of {source}"', 'f"train of {source}"'),
@@ -327,14 +327,20 @@ EDITS = {
         "tests/faults/test_several_processes.py tests/faults/test_hostile_runs.py",
         {
             "escape_codes_reach_the_terminal": (
-                "print(printable(said), file=sys.stderr, flush=True)\n    if",
-                "print(said, file=sys.stderr, flush=True)\n    if",
+                "print(printable(line), file=sys.stderr, flush=True)\n    if",
+                "print(line, file=sys.stderr, flush=True)\n    if",
             ),
             "panics_are_raised": ('== "PanicException"', '== "Panic"'),
-            "nobody_is_told": ("distributed.tell(brief(why, LONGEST), gone)\n", "pass\n"),
-            "what_was_told_is_not_read": ("distributed.told() or (", "("),
+            "nobody_is_told": (
+                "distributed.announce_end(brief(why, MAX_ERROR_CHARACTERS), gone)\n",
+                "pass\n",
+            ),
+            "what_was_told_is_not_read": ("distributed.announced_end() or (", "("),
             "waits_for_the_others": ("os._exit(code)\n", "sys.exit(code)\n"),
-            "each_end_is_its_own": ("if distributed.PLACES and not distributed.all_end():", "if False:"),
+            "each_end_is_its_own": (
+                "if distributed.PLACES and not distributed.all_are_ending():",
+                "if False:",
+            ),
         },
     ),
     "transformer/training/extras/compiler_options.py": (

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.image import imread
 
 from transformer.visualization.embedding_map import DISTANCES, arrange, draw_map, project
-from transformer.visualization.label_texts import LONGEST
+from transformer.visualization.label_texts import MAX_LABEL_CHARACTERS
 
 
 def test_the_plane_is_that_of_the_two_largest_eigenvectors_of_the_covariance(rng):
@@ -85,7 +85,7 @@ def test_long_labels_are_drawn_where_they_were_placed(tmp_path, rng, figures):
     assert (axes.get_window_extent().size > 0.7 * figure.bbox.size).all()
     dots = axes.transData.transform(axes.collections[0].get_offsets())
     for text, dot in zip(axes.texts, dots, strict=True):
-        assert len(text.get_text()) == LONGEST
+        assert len(text.get_text()) == MAX_LABEL_CHARACTERS
         box = text.get_window_extent()
         apart = np.maximum(np.maximum([box.x0, box.y0] - dot, dot - [box.x1, box.y1]), 0)
         assert apart.max() <= max(DISTANCES) + 5

@@ -49,9 +49,12 @@ def test_a_label_is_drawn_as_it_is(monkeypatch, tmp_path, picture):
 
 
 def test_a_long_label_keeps_its_beginning_and_its_end():
-    assert label_texts.shortened("a" * label_texts.LONGEST) == "a" * label_texts.LONGEST
+    assert (
+        label_texts.shortened("a" * label_texts.MAX_LABEL_CHARACTERS)
+        == "a" * label_texts.MAX_LABEL_CHARACTERS
+    )
     assert label_texts.shortened("https://example.org/page-17") == "https://example…/page-17"
-    assert len(label_texts.shortened("a" * 500)) == label_texts.LONGEST
+    assert len(label_texts.shortened("a" * 500)) == label_texts.MAX_LABEL_CHARACTERS
 
 
 def test_fonts_are_added_for_what_the_default_one_lacks(capsys):

@@ -196,7 +196,7 @@ def test_first_losses_do_not_flatten_the_rest_and_long_curves_are_thinned():
     figure = svg.plot("t", [svg.Curve("a", "train", np.arange(1000), values)])
     lines = [a for name, a in Reader(figure).elements if name == "polyline"]
     assert [line["class"] for line in lines] == ["line faint", "line"]
-    assert all(len(line["points"].split()) == svg.MOST for line in lines)
+    assert all(len(line["points"].split()) == svg.MAX_DRAWN_POINTS for line in lines)
     assert min(float(point.split(",")[1]) for point in lines[0]["points"].split()) == svg.TOP
 
 

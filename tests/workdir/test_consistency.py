@@ -29,7 +29,7 @@ def others(monkeypatch):
         is_digest = not text.startswith("{")
         return [text, *(workdir.digest(each) if is_digest else json.dumps(each) for each in found)]
 
-    monkeypatch.setattr(distributed, "gathered", gathered)
+    monkeypatch.setattr(distributed, "gather_texts", gathered)
     return found
 
 
@@ -86,7 +86,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(consistency, "APPEAR_SECONDS", 0.3)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 0)
-    return workdir.Workdir(tmp_path / "runs" / "run")
+    return workdir.RunFolder(tmp_path / "runs" / "run")
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -100,7 +100,7 @@ def test_a_folder_is_shared_if_the_others_read_what_the_first_process_writes(fol
             seen.append((folder.path / text).exists())
         return [text, text]
 
-    monkeypatch.setattr(distributed, "gathered", gathered)
+    monkeypatch.setattr(distributed, "gather_texts", gathered)
     consistency.check_folder(folder)
     assert seen == [True] and folder.path.exists() == folder.path.parent.exists() == there
     assert not there or not [*folder.path.iterdir()]
@@ -111,7 +111,7 @@ def test_a_folder_that_the_others_cannot_read_is_refused_and_left_as_it_was(fold
     if there:
         folder.path.mkdir(parents=True)
     answers = iter([["", ""], ["name", ""], ["", "it is not there"]])
-    monkeypatch.setattr(distributed, "gathered", lambda text: next(answers))
+    monkeypatch.setattr(distributed, "gather_texts", lambda text: next(answers))
     monkeypatch.setattr(consistency, "_appears", lambda path: True)
     with pytest.raises(UserError, match="share: process 1 cannot read what process 0 writes there"):
         consistency.check_folder(folder)
@@ -119,7 +119,7 @@ def test_a_folder_that_the_others_cannot_read_is_refused_and_left_as_it_was(fold
 
 
 def test_a_process_that_cannot_read_the_folder_tells_the_others(folder, monkeypatch):
-    monkeypatch.setattr(distributed, "gathered", lambda text: [text, ""])
+    monkeypatch.setattr(distributed, "gather_texts", lambda text: [text, ""])
     monkeypatch.setattr(consistency, "_appears", lambda path: False)
     with pytest.raises(UserError, match="share: process 0 cannot read what process 0 writes there"):
         consistency.check_folder(folder)
@@ -145,7 +145,7 @@ def repository(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("RATE = 1\n")
     monkeypatch.setattr(consistency, "ROOT", tmp_path)
-    monkeypatch.setattr(distributed, "gathered", lambda text: [text])
+    monkeypatch.setattr(distributed, "gather_texts", lambda text: [text])
     return tmp_path
 
 

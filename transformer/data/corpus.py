@@ -19,7 +19,7 @@ from transformer.data.loader import DataLoader, Rows
 from transformer.data.overlap import Hashed, hashed, overlap_lines
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources import SOURCES, Source, open_source
-from transformer.data.sources.base import KEPT, SPLITS, part_of
+from transformer.data.sources.base import KEPT, SPLITS, split_and_source
 from transformer.data.tokenization.tokenizer_kinds import TokenizerKind
 from transformer.data.tokenization.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UnknownMember, UserError
@@ -74,7 +74,7 @@ class CorpusConfig(Bounded):
         return ["vocab_size", "lowercase", "strip_accents"] if there else []
 
 
-class Uncounted:
+class WithoutBytes:
     """Rows without `bytes`, and `why`: if a tokenizer does not reproduce the text, bits per byte are not
     defined."""
 
@@ -100,9 +100,9 @@ class Uncounted:
         return {name: values for name, values in self._rows.batch(rows).items() if name != "bytes"}
 
 
-def counted(rows: Any, caches: Sequence[TokenCache], split: str) -> Any:
-    """The rows of the texts in `caches`, or `Uncounted` if tokenization loses something of the texts."""
-    return Uncounted(rows, caches, split) if any(cache.lost[0] for cache in caches) else rows
+def without_lossy_bytes(rows: Any, caches: Sequence[TokenCache], split: str) -> Any:
+    """The rows of the texts in `caches`, or `WithoutBytes` if tokenization loses something of the texts."""
+    return WithoutBytes(rows, caches, split) if any(cache.lost[0] for cache in caches) else rows
 
 
 class SplitData(ABC):
@@ -121,14 +121,14 @@ class SplitData(ABC):
 
     def key(self, split: str) -> str:
         """The config key that names the source of a split; "" for a split of another source."""
-        name, other = part_of(split)
+        name, other = split_and_source(split)
         if other:
             return ""
         return "validation_source" if name != "train" and self.config.validation_source else "source"
 
     def location(self, split: str) -> str:
         """The source of a split."""
-        return part_of(split)[1] or getattr(self.config, self.key(split))
+        return split_and_source(split)[1] or getattr(self.config, self.key(split))
 
     def tallies(self, *splits: str) -> dict[str, dict[str, int]]:
         """Source -> its tally, of those of these splits that leave something out."""
@@ -187,7 +187,7 @@ class Corpus(SplitData):
 
     def hashed(self, split: str) -> Hashed:
         """See `transformer.data.overlap`."""
-        with naming(self.key(split)):
+        with key_in_errors(self.key(split)):
             return hashed(self.conditions(split), self.folder)
 
     def inputs(self, split: str) -> Iterator[str]:
@@ -214,11 +214,11 @@ class Corpus(SplitData):
         """The source of one field of a split's records; `options` are those of `open_source`. With
         `validation_source` all of `source` is training data, and validation and test are from the other.
         "test of SOURCE" is the test split of another source, or all of a source without splits."""
-        c, (name, other) = self.config, part_of(split)
+        c, (name, other) = self.config, split_and_source(split)
         by = [each.strip() for each in c.split_by.split(",") if each.strip()]
         given: dict[str, Any] = {"fields": self.fields(split), "reads": self.reads, "split_by": by} | options
         given |= {"divide": not c.validation_source and not other, "cache_dir": c.cache_dir}
-        with naming(self.key(split)):
+        with key_in_errors(self.key(split)):
             return open_source(self.location(split), name, field=field, **given)
 
     def division(self) -> list[str]:
@@ -261,7 +261,7 @@ class Corpus(SplitData):
         if not Path(name).expanduser().is_file():
             kinds = ", ".join(TOKENIZERS)
             raise UserError(f"data.tokenizer: {name!r} is not a file; expected one, or one of {kinds}")
-        with naming("tokenizer"):
+        with key_in_errors("tokenizer"):
             return Tokenizer.load(name)
 
     def _learn_tokenizer(self, kind: TokenizerKind) -> Tokenizer:
@@ -311,7 +311,7 @@ def of_all_splits(name: str) -> str:
 
 
 @contextmanager
-def naming(key: str) -> Iterator[None]:
+def key_in_errors(key: str) -> Iterator[None]:
     """Prefixes errors with the key of the config."""
     try:
         yield

@@ -17,7 +17,7 @@ from transformer.training.experiment import Params
 PADDED = 64
 """Sequences are padded to a multiple of this length, so that few shapes are compiled."""
 
-SHOWN = 16
+MAX_PLOTTED = 16
 """The most tokens that a plot shows."""
 
 AttentionMap = tuple[np.ndarray, list[str], list[str]]
@@ -105,6 +105,6 @@ def token_names(tokenizer: Tokenizer, tokens: Iterable[int], special: dict[int, 
 
 
 def first_tokens(attention: AttentionMap) -> AttentionMap:
-    """The weights between the first `SHOWN` tokens, for a plot."""
+    """The weights between the first `MAX_PLOTTED` tokens, for a plot."""
     weights_hts, queries, keys = attention
-    return weights_hts[:, :SHOWN, :SHOWN], queries[:SHOWN], keys[:SHOWN]
+    return weights_hts[:, :MAX_PLOTTED, :MAX_PLOTTED], queries[:MAX_PLOTTED], keys[:MAX_PLOTTED]

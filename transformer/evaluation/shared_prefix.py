@@ -15,7 +15,7 @@ from transformer.devices import on_host
 from transformer.evaluation.scoring import Row, Score, score_rows
 from transformer.training.experiment import Params
 
-MOST = 64
+MAX_CONTINUATIONS = 64
 """Continuations in a batch."""
 
 
@@ -47,10 +47,12 @@ def _batches(rows: Sequence[Row], groups: Sequence[list[int]]) -> Iterator[list[
     def shape(group: list[int]) -> tuple[int, int]:
         return bucket(len(group)), _width(rows, group)
 
-    parts = [group[i : i + MOST] for group in groups for i in range(0, len(group), MOST)]
+    parts = [
+        group[i : i + MAX_CONTINUATIONS] for group in groups for i in range(0, len(group), MAX_CONTINUATIONS)
+    ]
     parts.sort(key=lambda part: (shape(part), rows[part[0]].start))
     for (members, _), same in itertools.groupby(parts, shape):
-        while batch := list(itertools.islice(same, MOST // members)):
+        while batch := list(itertools.islice(same, MAX_CONTINUATIONS // members)):
             yield batch
 
 
@@ -62,7 +64,7 @@ def _of_batch(
     stepper: Extender, rows: Sequence[Row], groups: list[list[int]], longest: int
 ) -> Iterator[tuple[int, Score]]:
     """(number, score) of the rows of groups of one shape."""
-    members, filled = bucket(len(groups[0])), fill(groups, MOST)
+    members, filled = bucket(len(groups[0])), fill(groups, MAX_CONTINUATIONS)
     heads = [rows[group[0]].tokens[: rows[group[0]].start] for group in filled]
     numbers = [i for group in filled for i in group + group[-1:] * (members - len(group))]
     targets = [rows[i].tokens[rows[i].start :] for i in numbers]

@@ -7,7 +7,7 @@ from typing import Any
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 
-LONGEST = 1 << 28
+MAX_FILE_BYTES = 1 << 28
 """Bytes of a file. An index or a tokenizer has some tens of megabytes at most."""
 
 
@@ -18,8 +18,8 @@ def read_object(path: Path) -> dict[str, Any]:
       UserError: it cannot be read, is too long, or is not a JSON object (see `parse_object`).
     """
     try:
-        if path.stat().st_size > LONGEST:
-            raise UserError(f"{path}: {path.stat().st_size:,} bytes; expected at most {LONGEST:,}")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UserError(f"{path}: {path.stat().st_size:,} bytes; expected at most {MAX_FILE_BYTES:,}")
         return parse_object(path.read_bytes().removeprefix(BOM_UTF8), path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None

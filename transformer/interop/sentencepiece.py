@@ -17,7 +17,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from transformer.data.tokenization.tokenizer_formats import other_format
 from transformer.errors import UserError, first_line
 
-LONGEST = 1 << 26
+MAX_FILE_BYTES = 1 << 26
 """Bytes of a file. Those of the largest vocabularies have a few megabytes."""
 
 SPACE = "\u2581"
@@ -59,8 +59,8 @@ def read_sentencepiece(path: Path, ids: Mapping[str, int] | None = None) -> toke
       UserError: it is no such file, or a model that this library cannot build: of words or characters, with
         pieces of the user, or with spaces at the end of words; with `ids`, one that is not unigram.
     """
-    if path.stat().st_size > LONGEST:
-        raise UserError(f"{path}: {path.stat().st_size:,} bytes; expected at most {LONGEST:,}")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise UserError(f"{path}: {path.stat().st_size:,} bytes; expected at most {MAX_FILE_BYTES:,}")
     try:
         parts: dict[int, list[Any]] = {1: [], 2: [], 3: []}
         for number, value in _fields(path.read_bytes()):

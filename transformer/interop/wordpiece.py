@@ -12,7 +12,7 @@ from transformer.data.tokenization.special_tokens import SpecialTokens, takes_sp
 from transformer.data.tokenization.tokenizer_settings import SETTINGS
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
-from transformer.interop.json_files import LONGEST, read_object
+from transformer.interop.json_files import MAX_FILE_BYTES, read_object
 
 UNKNOWN = "[UNK]"
 SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
@@ -26,8 +26,8 @@ def word_piece(vocab: Path) -> tokenizers.Tokenizer:
       UserError: it is no such file.
     """
     try:
-        if vocab.stat().st_size > LONGEST:
-            raise UserError(f"{vocab}: {vocab.stat().st_size:,} bytes; expected at most {LONGEST:,}")
+        if vocab.stat().st_size > MAX_FILE_BYTES:
+            raise UserError(f"{vocab}: {vocab.stat().st_size:,} bytes; expected at most {MAX_FILE_BYTES:,}")
         tokens = vocab.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, ValueError) as error:
         raise UserError(f"{vocab}: cannot be read ({error})") from None

@@ -12,13 +12,13 @@ from transformer.errors import brief
 BOXES = "Last Resort"
 """The beginning of the name of a font that has a box for every character."""
 
-LONGEST = 24
+MAX_LABEL_CHARACTERS = 24
 """Characters of the longest label beside a cell or a point: a longer one takes the room of the picture."""
 
 
 def shortened(label: str) -> str:
-    """A label of at most `LONGEST` characters: of a longer one its beginning and its end."""
-    return brief(label, LONGEST, end=LONGEST // 3)
+    """A label of at most `MAX_LABEL_CHARACTERS` characters: of a longer one its beginning and its end."""
+    return brief(label, MAX_LABEL_CHARACTERS, end=MAX_LABEL_CHARACTERS // 3)
 
 
 def in_markdown(text: str) -> str:

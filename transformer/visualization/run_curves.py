@@ -18,7 +18,7 @@ Points = tuple[str, Sequence[float], Sequence[Sequence[float]]]
 COLOURS = (EVAL, TRAIN, "#3f8f5b", "#8a5fb0", "#b8892b", "#2a9d9d", "#c2517a", "#5b5f66")
 """Of the best rows, in this order."""
 
-MANY = 20
+POINTS_TO_CUT = 20
 """A curve of that many points is cut off above, where its first steps are."""
 
 LINE = 100
@@ -47,7 +47,7 @@ def draw_curves(rows: Sequence[tuple[str, Sequence[Curve]]], metric: str, path: 
             axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
         everything.append(values.ravel())
     drawn = np.concatenate(everything)
-    most = 95 if max(map(len, everything)) >= MANY else 100
+    most = 95 if max(map(len, everything)) >= POINTS_TO_CUT else 100
     low, high = np.percentile(drawn, [0, most]) if len(drawn) else (0, 0)
     if high > low:  # the first of many steps would flatten the rest
         axes.set_ylim(low - 0.06 * (high - low), high + 0.1 * (high - low))

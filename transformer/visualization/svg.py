@@ -13,10 +13,10 @@ WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 56, 10, 12, 26
 """The picture, and the margins around its axes, in pixels of a picture that is not scaled."""
 
-MOST = 300
+MAX_DRAWN_POINTS = 300
 """Points of a curve that are drawn."""
 
-FEW = 20
+MIN_SMOOTHED_POINTS = 20
 """Curves of fewer points are not smoothed."""
 
 COLOURS = ("eval", "train", "c2", "c3", "c4", "c5", "c6", "c7")
@@ -69,11 +69,11 @@ def _drawn(curve: Curve, x, y) -> list[Markup]:  # type: ignore[no-untyped-def]
     colour = f"var(--{curve.colour})"
 
     def line(values: np.ndarray, kind: str) -> Markup:
-        chosen = np.unique(np.linspace(0, len(values) - 1, MOST).round().astype(int))
+        chosen = np.unique(np.linspace(0, len(values) - 1, MAX_DRAWN_POINTS).round().astype(int))
         points = " ".join(f"{_n(x(curve.steps[i]))},{_n(y(values[i]))}" for i in chosen)
         return tag("polyline", points=points, class_=kind, stroke=colour)
 
-    if not curve.marked and len(curve.values) >= FEW:
+    if not curve.marked and len(curve.values) >= MIN_SMOOTHED_POINTS:
         window = len(curve.values) // 20 | 1
         return [line(curve.values, "line faint"), line(smooth(curve.values, window), "line")]
     marks = [

@@ -14,7 +14,7 @@ from transformer.visualization.run_curves import Curve as Points
 from transformer.visualization.run_page import CHARACTERS, TILES, value_of
 from transformer.visualization.svg import COLOURS, Curve, plot
 
-MOST = len(COLOURS)
+MAX_DRAWN_ROWS = len(COLOURS)
 """The most rows whose curves are drawn, and runs whose samples are shown; those on top of the table."""
 
 
@@ -38,7 +38,7 @@ def write_page(
     curve of each run), and the values and last samples of the runs, each with a link to its own report."""
     heading, *lines = cells
     title = f"{len(runs)} runs by {metric}"
-    drawn = [curve for number, row in enumerate(rows[:MOST]) for curve in _curves(number, *row)]
+    drawn = [curve for number, row in enumerate(rows[:MAX_DRAWN_ROWS]) for curve in _curves(number, *row)]
     names = list(dict.fromkeys(name for run in runs for name in TILES if TILES[name][0] in run.series))
     values = [[_link(run, path.parent), *(value_of(run.series, name) for name in names)] for run in runs]
     content = [
@@ -57,7 +57,7 @@ def _curves(number: int, label: str, curves: Sequence[Points]) -> Iterator[Curve
 
 
 def _samples(runs: Sequence[Compared]) -> Iterator[Markup]:
-    for run in runs[:MOST]:
+    for run in runs[:MAX_DRAWN_ROWS]:
         files = sorted(file for file in RunFolder(run.path).samples.glob("*.txt") if file.stem.isdecimal())
         if files:
             text = files[-1].read_text(encoding="utf-8", errors="replace")[:CHARACTERS]

@@ -21,8 +21,9 @@ from transformer import ROOT, distributed
 from transformer.config import flatten, to_values
 from transformer.data.cache.disk_cache import digest
 from transformer.errors import UserError
+from transformer.run_folder import RunFolder
 from transformer.tracebacks import is_users
-from workdir.folder import Workdir, describe
+from workdir.folder import describe, steps_of
 from workdir.lock import holding
 from workdir.provenance import versions
 
@@ -44,7 +45,7 @@ SETTINGS = (
 APPEAR_SECONDS = 20.0
 """Seconds that a shared file system may take to show a file written by a different host."""
 
-SHOWN = 4
+MAX_LISTED = 4
 """The number of differences, and of processes with the same value, that an error lists."""
 
 
@@ -90,7 +91,7 @@ def _described(path: Path) -> list:
     return [len(content), hashlib.blake2b(content, digest_size=10).hexdigest()]
 
 
-def check_folder(folder: Workdir) -> None:
+def check_folder(folder: RunFolder) -> None:
     """Checks that the folder is one for all processes, where all can read what the first one writes, and that
     they find the same config and checkpoint in it. What is made for that is removed again.
 
@@ -99,13 +100,13 @@ def check_folder(folder: Workdir) -> None:
     """
     remedy = f"--workdir: {folder.path} must be one folder, on a disk that all processes share"
     with contextlib.ExitStack() as stack:
-        with distributed.together():
+        with distributed.shared_errors():
             token = stack.enter_context(_token(folder.path)) if jax.process_index() == 0 else ""
-        name = distributed.gathered(token)[0]
-        answers = distributed.gathered("" if _appears(folder.path / name) else "it is not there")
+        name = distributed.gather_texts(token)[0]
+        answers = distributed.gather_texts("" if _appears(folder.path / name) else "it is not there")
     if unread := [number for number, answer in enumerate(answers) if answer]:
         raise UserError(f"{remedy}: {_processes(unread)} cannot read what process 0 writes there")
-    found = {"config.json": folder.config.is_file(), "the latest checkpoint": folder.trained_steps()}
+    found = {"config.json": folder.config.is_file(), "the latest checkpoint": steps_of(folder)}
     _check_same(found, remedy)
 
 
@@ -153,7 +154,7 @@ def check_data(data: Any, sets: Mapping[str, str]) -> None:
     Raises:
       UserError: some do not; on all of them.
     """
-    with distributed.together():
+    with distributed.shared_errors():
         found = describe(data)
         sources = {f"data.{key}": files for key, files in found.pop("sources").items()}
         for name, source in sets.items():
@@ -168,9 +169,9 @@ def check_data(data: Any, sets: Mapping[str, str]) -> None:
 
 def _check_same(found: dict[str, Any], remedy: str) -> None:
     """Raises on every process if what they found differs, with their values of the keys that differ."""
-    if len({*distributed.gathered(digest(found))}) == 1:
+    if len({*distributed.gather_texts(digest(found))}) == 1:
         return
-    by_process = [json.loads(text) for text in distributed.gathered(json.dumps(found))]
+    by_process = [json.loads(text) for text in distributed.gather_texts(json.dumps(found))]
     different = []
     for key in dict.fromkeys(key for each in by_process for key in each):
         holders: dict[str, list[int]] = {}
@@ -193,5 +194,5 @@ def _processes(numbers: list[int]) -> str:
 
 
 def _some(texts: list[str]) -> str:
-    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return ", ".join(texts[:SHOWN]) + more
+    more = f" and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
+    return ", ".join(texts[:MAX_LISTED]) + more

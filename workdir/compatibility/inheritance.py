@@ -8,11 +8,11 @@ from experiments import find_experiment
 from transformer.config import from_values
 from transformer.errors import UserError
 from transformer.models.config.model_config import ModelConfig
-from transformer.run_folder import HUB, REMOTE, why_not_local
+from transformer.run_folder import HUB, REMOTE, RunFolder, why_not_local
 from transformer.training.checkpoints.checkpoint import split_step
 from transformer.training.checkpoints.function import Difference, differences
 from transformer.training.checkpoints.initialize import Checkpoint, Origin
-from workdir.folder import Workdir
+from workdir.folder import stored_config
 
 TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.lowercase", "data.strip_accents")
 """Keys by which a tokenizer is made."""
@@ -94,7 +94,7 @@ def _values_of(name: Any) -> dict[str, Any]:
     if REMOTE.search(str(name)):
         raise UserError(f"config.initialize_from: {name} {why_not_local(name)}")
     try:
-        return Workdir(split_step(name)[0]).read_config()
+        return stored_config(RunFolder(split_step(name)[0]))
     except UserError as error:
         raise UserError(str(error).replace("--workdir", "config.initialize_from", 1)) from None
 

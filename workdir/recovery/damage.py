@@ -5,27 +5,27 @@ from pathlib import Path
 
 import jax
 
-from transformer.distributed import together
+from transformer.distributed import shared_errors
 from transformer.errors import UserError
+from transformer.run_folder import RunFolder
 from transformer.training.checkpoints.checkpoint import DamagedCheckpoint, checkpoint_steps
-from workdir.folder import Workdir
 from workdir.lock import exclusive
 
 
 def set_aside(workdir: str, error: DamagedCheckpoint) -> None:
-    """Moves a damaged checkpoint of a run from `checkpoints/` to `damaged/`, and says so; nothing is deleted.
+    """Moves a damaged checkpoint of a run from `checkpoints/` to `damaged/` with a warning; nothing is lost.
 
     Raises:
       UserError: it is another run's, or the only one there is, which stays in its place.
     """
-    folder, path = Workdir(workdir), Path(error.path)
+    folder, path = RunFolder(workdir), Path(error.path)
     if path.parent != folder.checkpoints.absolute():
         raise error
     if len(checkpoint_steps(folder.checkpoints)) < 2:
         raise UserError(
             f"{error}; there is no other. To start over, move {folder.path} away, or {path.parent} alone"
         )
-    with exclusive(folder.lock), together():
+    with exclusive(folder.lock), shared_errors():
         if jax.process_index() == 0 and path.exists():
             place = _free(folder.damaged / path.name)
             try:

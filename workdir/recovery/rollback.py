@@ -8,10 +8,11 @@ import jax
 import numpy as np
 
 from transformer.errors import UserError
+from transformer.run_folder import RunFolder
 from transformer.training.extras.divergence import REMEDY, Diverged
 from transformer.training.logging.writers import make_writers, names_of
 from transformer.training.run import Run
-from workdir.folder import Workdir, read_json, write_json
+from workdir.folder import read_json, steps_of, write_json
 from workdir.lock import exclusive
 from workdir.opening import reopen_run, resumed
 
@@ -30,10 +31,10 @@ def roll_back(workdir: str, error: Diverged) -> None:
     Raises:
       UserError: there is no good checkpoint, or it was done `train.rollbacks` times.
     """
-    folder = Workdir(workdir)
+    folder = RunFolder(workdir)
     done = read_rollbacks(folder)
-    retry = f"--mode=replay --step={error.since} makes that step again, and says which layer goes wrong"
-    if not folder.begun:
+    retry = f"--mode=replay --step={error.since} makes that step again, and names the layer that goes wrong"
+    if not steps_of(folder):
         raise UserError(f"{error}; there is no checkpoint before it to go back to; {REMEDY}")
     run = resumed(reopen_run(workdir), folder, accept_data=True)
     with exclusive(folder.lock):
@@ -73,7 +74,7 @@ def _go_back(run: Run, error: Diverged, done: list[Rollback]) -> int:
     return to
 
 
-def _keep_batch(folder: Workdir, run: Run, step: int) -> str:
+def _keep_batch(folder: RunFolder, run: Run, step: int) -> str:
     """Writes the rows of a step's batch that this process reads; returns the file's name."""
     several = f"-{jax.process_index()}" if jax.process_count() > 1 else ""
     path = folder.diverged / f"{step:08d}{several}.npz"
@@ -83,7 +84,7 @@ def _keep_batch(folder: Workdir, run: Run, step: int) -> str:
     return str(path)
 
 
-def read_rollbacks(folder: Workdir) -> list[Rollback]:
+def read_rollbacks(folder: RunFolder) -> list[Rollback]:
     """The rollbacks of a run, the first one first."""
     known = read_json(folder.rollbacks) if folder.rollbacks.exists() else []
     keys = {"since", "step", "to"}

@@ -9,10 +9,10 @@ import json
 import pytest
 
 from transformer.data.sources import csv_files, line_files, open_source
-from transformer.data.sources.base import MANY, SPLITS
+from transformer.data.sources.base import MIN_HASHED_RECORDS, SPLITS
 from transformer.errors import UserError
 
-COUNT = MANY + 50
+COUNT = MIN_HASHED_RECORDS + 50
 """Records of which a hash of the key decides the split."""
 
 BLOCKS = (1, 60, 1 << 16)
@@ -191,7 +191,7 @@ def test_questions_of_paragraphs(tmp_path, rng, by):
     name, expected, number = f"squad:{tmp_path}/*.json", {split: [] for split in SPLITS}, 0
     for file in ("a.json", "b.json"):
         paragraphs = []
-        for _ in range(MANY):
+        for _ in range(MIN_HASHED_RECORDS):
             context, questions = some_text(rng, LETTERS), []
             for _ in range(rng.integers(0, 4)):
                 questions.append({"question": some_text(rng, LETTERS), "id": f"n{number}"})

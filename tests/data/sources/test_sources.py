@@ -73,11 +73,11 @@ def test_what_a_document_is(opened, tmp_path):
 
 
 def test_many_files_are_divided_by_their_names(opened, tmp_path):
-    for number in range(files.MANY):
+    for number in range(files.MIN_HASHED_RECORDS):
         write(tmp_path / "in" / f"{number:03}.txt", f"text {number}\n")
     documents = {split: list(opened(f"text:{tmp_path}/in/*.txt", split).texts()) for split in SPLITS}
     found = [text for split in SPLITS for text in documents[split]]
-    assert sorted(found) == sorted(f"text {number}\n" for number in range(files.MANY))
+    assert sorted(found) == sorted(f"text {number}\n" for number in range(files.MIN_HASHED_RECORDS))
     assert all(documents.values())
     (tmp_path / "in").rename(tmp_path / "elsewhere")
     write(tmp_path / "elsewhere" / "new.txt", "new\n")

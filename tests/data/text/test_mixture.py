@@ -6,7 +6,7 @@ import pytest
 
 from transformer.config import from_values
 from transformer.data.encoders.masked_text import MaskedData, MaskedDataConfig
-from transformer.data.text.interleaving import MOST, Interleaving, whole_weights
+from transformer.data.text.interleaving import MAX_PERIOD, Interleaving, whole_weights
 from transformer.data.text.mixture import Mixture, short_names
 from transformer.data.text.packed_text import TextData, TextDataConfig
 from transformer.data.text.skip_grams import SkipGramDataConfig
@@ -83,11 +83,11 @@ def test_weights_are_smallest_whole_numbers():
     assert whole_weights([1 / 3, 2 / 3]).tolist() == [1, 2]
     assert whole_weights([1e300, 1e300]).tolist() == [1, 1]
     assert whole_weights([0.12345, 0.87655]).tolist() == [2469, 17531]
-    assert whole_weights([1, MOST - 1]).tolist() == [1, MOST - 1]
+    assert whole_weights([1, MAX_PERIOD - 1]).tolist() == [1, MAX_PERIOD - 1]
     with pytest.raises(UserError, match=r"^the weights 1, 100000 are not .* round them, such as 1, 99999$"):
-        whole_weights([1, MOST])
+        whole_weights([1, MAX_PERIOD])
     with pytest.raises(UserError, match=r"^the weights 1, 1000000 are not .* round them, or leave some out$"):
-        whole_weights([1, 10 * MOST])
+        whole_weights([1, 10 * MAX_PERIOD])
     with pytest.raises(UserError, match=r"0\.3333333, 0\.6666667 are not .* such as 1, 2$"):
         whole_weights([0.3333333, 0.6666667])
     with pytest.raises(UserError, match="not multiples"):

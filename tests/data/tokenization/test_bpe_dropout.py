@@ -7,7 +7,7 @@ import pytest
 from transformer.data.cache.token_cache import TokenCache
 from transformer.data.pairs.pair_packing import JoinedPairs, RepackedPairs
 from transformer.data.pairs.text_pairs import PairData, PairDataConfig
-from transformer.data.tokenization.bpe_dropout import LONGEST, Segmentations, merges, segment
+from transformer.data.tokenization.bpe_dropout import MAX_SEGMENTED_BYTES, Segmentations, merges, segment
 from transformer.errors import UserError
 
 RATE = 0.3
@@ -123,7 +123,7 @@ def test_no_pair_is_truncated_because_of_its_draw(made):
 
 
 def test_a_very_long_word_keeps_its_segmentation(tmp_path):
-    (tmp_path / "a.tsv").write_text(f"{'ab' * LONGEST}\tx\nab ab ab\tab\n" * 20)
+    (tmp_path / "a.tsv").write_text(f"{'ab' * MAX_SEGMENTED_BYTES}\tx\nab ab ab\tab\n" * 20)
     made = data(tmp_path, target_length=200, source_length=200, vocab_size=270)
     words = Segmentations.of(made.sources("train")[0], made.tokenizer, RATE, made.folder)
     drawn = words.drawn((0, 0), 1000)

@@ -176,7 +176,7 @@ def test_bpe_is_trained_on_pieces_of_long_words():
     """Each merge doubles a token, as long as a piece allows."""
     trained = Tokenizer.train("bpe", ["ab" * 50_000], 290)
     longest = max(map(len, json.loads(trained.content)["model"]["vocab"]))
-    assert longest == tokenizer_kinds.LONGEST
+    assert longest == tokenizer_kinds.MAX_WORD_BYTES
     assert len(trained.encode("ab" * 1024)) == 2  # and a word is encoded whole
     assert json.loads(trained.content)["pre_tokenizer"]["type"] == "ByteLevel"
 

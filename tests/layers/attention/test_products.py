@@ -19,7 +19,7 @@ from transformer.models.encoder_decoder import EncoderDecoderConfig
 def test_pairs_are_those_of_the_mask(rng, monkeypatch, name, causal):
     for _ in range(3):
         size, extra, t, start = (int(n) for n in rng.integers((4, 1, 20, 0), (12, 4, 60, 40)))
-        monkeypatch.setattr(products, "MANY", int(rng.integers(50, 5000)))
+        monkeypatch.setattr(products, "PAIRS_AT_A_TIME", int(rng.integers(50, 5000)))
         pattern = PATTERNS[name](size, extra)
         mask = Mask(causal=causal, start=start, pattern=pattern)
         assert allowed_pairs(pattern, t, start, causal) == int(mask.dense(t, start + t).sum())

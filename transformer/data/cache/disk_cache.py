@@ -170,8 +170,7 @@ def load_array(path: Path) -> np.ndarray:
     try:  # reads nothing but this format, and no objects
         return np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
     except (OSError, ValueError, EOFError, SyntaxError, OverflowError) as error:
-        said = first_line(error)
-        raise UserError(f"{path}: not a whole array ({said}); delete its folder") from None
+        raise UserError(f"{path}: not a whole array ({first_line(error)}); delete its folder") from None
 
 
 def load_values(path: Path) -> Any:

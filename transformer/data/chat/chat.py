@@ -12,7 +12,7 @@ from transformer.config import Place, Positive
 from transformer.data.cache.disk_cache import digest
 from transformer.data.chat.chat_template import UNREAD, ChatTemplate
 from transformer.data.chat.dialogues import ChatTokens, Conversations, Dialogues, Openings, Sequences
-from transformer.data.corpus import CorpusConfig, naming
+from transformer.data.corpus import CorpusConfig, key_in_errors
 from transformer.data.loader import DataLoader
 from transformer.data.packed_corpus import PackedCorpus
 from transformer.data.pairs.pair_packing import RepackedPairs, pack
@@ -182,7 +182,7 @@ class ChatData(PackedCorpus):
     def chat(self) -> ChatTokens:
         """The template and the tokenizer, which from now on keeps the template with it."""
         name, tokenizer = self.config.template, self.tokenizer
-        with naming("template"):
+        with key_in_errors("template"):
             if name not in ("auto", "plain"):
                 template = ChatTemplate.read(name)
             else:
@@ -206,13 +206,13 @@ class ChatData(PackedCorpus):
 
     def _pack(self, sequences: Sequences, place: Callable[[int], str], seed: int) -> PackedSequences:
         c = self.config
-        with naming("too_long"):
+        with key_in_errors("too_long"):
             return PackedSequences(sequences, c.sequence_length, c.too_long, seed=seed, place=place)
 
     def sequences(self, split: str) -> Sequences:
         """The tokenised conversations of a split."""
         chat = self.chat
-        with naming(self.key(split)):
+        with key_in_errors(self.key(split)):
             return Sequences.of(self.source(split), chat, self.folder)
 
     def blank(self) -> dict[str, np.ndarray]:

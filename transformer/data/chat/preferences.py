@@ -11,7 +11,7 @@ import numpy as np
 from transformer.config import Positive
 from transformer.data.chat.chat import ChatData, DialogueConfig, PackedSequences
 from transformer.data.chat.dialogues import Preferences
-from transformer.data.corpus import naming
+from transformer.data.corpus import key_in_errors
 from transformer.data.sources import Source
 
 
@@ -92,7 +92,7 @@ class PreferenceData(ChatData):
     def pairs(self, split: str, seed: int = 0, reference_n2: np.ndarray | None = None) -> PreferenceRows:
         """The rows of a split, with these log-likelihoods."""
         c, sequences = self.config, self.sequences(split)
-        with naming("too_long"):
+        with key_in_errors("too_long"):
             return PreferenceRows(
                 sequences,
                 c.sequence_length,

@@ -11,7 +11,7 @@ import numpy as np
 from transformer.config import Bound, Nonnegative
 from transformer.data.cache.disk_cache import build_once, digest, load_values
 from transformer.data.cache.token_cache import TokenCache
-from transformer.data.corpus import CorpusConfig, naming
+from transformer.data.corpus import CorpusConfig, key_in_errors
 from transformer.data.encoders.encoder_packing import PackedTexts
 from transformer.data.encoders.labels import count_labels, find_labels, number_labels
 from transformer.data.packed_corpus import PackedCorpus
@@ -99,10 +99,10 @@ class LabelledData(PackedCorpus):
         Raises:
           UserError: a label that the training data do not have.
         """
-        with naming(self.key(split)):
+        with key_in_errors(self.key(split)):
             labels = number_labels(self._labels_of(split), self.labels, self._label_source(split).place)
         caches = [TokenCache.of(source, self.tokenizer, self.folder) for source in self.sources(split)]
-        with naming("too_long"):
+        with key_in_errors("too_long"):
             c = self.config
             return PackedTexts(caches, labels, self.special_tokens, c.sequence_length, c.too_long, c.stride)
 

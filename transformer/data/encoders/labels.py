@@ -9,11 +9,11 @@ import numpy as np
 
 from transformer.errors import UserError, brief
 
-MANY = 20
+MAX_LISTED_LABELS = 20
 """The most labels that are listed. More labels than this that occur less than twice on average are refused:
 they are probably not classes."""
 
-LONGEST = 60
+MAX_SHOWN_CHARACTERS = 60
 """Characters of a label that are shown in a message."""
 
 
@@ -24,8 +24,8 @@ def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = st
     `place` gives the location of a name by its index.
 
     Raises:
-      UserError: fewer than two labels, a record without one, or labels that are not classes: more than `MANY`
-        that are rare, or fractional numbers; the message starts with `key`.
+      UserError: fewer than two labels, a record without one, or labels that are not classes: more than
+        `MAX_LISTED_LABELS` that are rare, or fractional numbers; the message starts with `key`.
     """
     found = set(names)
     if "" in found:
@@ -36,10 +36,10 @@ def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = st
         only = ", ".join(map(quoted, found)) or "none"
         raise UserError(f"data.{key}: all training data have the label {only}; expected two or more")
     some = f"{len(found):,} labels in {len(names):,} records, {shown(sorted(found), 3)}"
-    if len(found) > MANY and len(names) < 2 * len(found):
+    if len(found) > MAX_LISTED_LABELS and len(names) < 2 * len(found):
         raise UserError(f"data.{key}: {some}: most occur once, and cannot be learned; expected classes")
     whole = all(name.removeprefix("-").isdecimal() for name in found)
-    if len(found) > MANY and not whole and _are_numbers(found):
+    if len(found) > MAX_LISTED_LABELS and not whole and _are_numbers(found):
         raise UserError(f"data.{key}: {some}: they are measurements; expected classes")
     # Of equal numbers, as 1 and 01, the order would be that of the set, which differs between processes.
     return sorted(sorted(found), key=int if whole else str)
@@ -56,7 +56,7 @@ def remarks(labels: Sequence[str]) -> list[str]:
         write = repr if len({unicodedata.normalize("NFKC", label) for label in same}) == len(same) else ascii
         what = f"{len(same)} classes: only case, spaces or the form of characters differ"
         lines.append(f"the labels {', '.join(map(write, same))} are {what}")
-    if len(labels) > MANY and _are_numbers(labels):
+    if len(labels) > MAX_LISTED_LABELS and _are_numbers(labels):
         lines.append(f"the {len(labels)} labels are numbers, and each a class: which are near does not count")
     return lines
 
@@ -71,7 +71,7 @@ def number_labels(names: Sequence[str], labels: Sequence[str], place: Callable[[
     for index, name in enumerate(names):
         if name not in numbers:
             problem = f"has the label {quoted(name)}" if name else "has no label"
-            known = f"those of the training data are {shown(labels, MANY)}"
+            known = f"those of the training data are {shown(labels, MAX_LISTED_LABELS)}"
             remedy = "; give training some with it, or leave it out" if name else ""
             raise UserError(f"{place(index)} {problem}; {known}{remedy}")
     return np.array([numbers[name] for name in names], np.int32)
@@ -91,7 +91,7 @@ def shown(labels: Sequence[str], most: int) -> str:
 
 def quoted(label: str) -> str:
     """The label in quotes; the beginning of a long one, which is rather a text than a label."""
-    return repr(brief(label, LONGEST))
+    return repr(brief(label, MAX_SHOWN_CHARACTERS))
 
 
 def _as_read(label: str) -> str:

@@ -12,20 +12,20 @@ from tqdm import tqdm
 from transformer.config import Bounded, Fraction, Nonnegative, Place, Positive
 from transformer.data.cache.disk_cache import build_once, data_folder, digest, load_array, load_values
 from transformer.data.cache.token_cache import BAR
-from transformer.data.corpus import SplitData, divided_line, naming, tally_lines
+from transformer.data.corpus import SplitData, divided_line, key_in_errors, tally_lines
 from transformer.data.encoders.labels import count_labels, find_labels, number_labels
 from transformer.data.images.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
 from transformer.data.loader import DataLoader, HostBatch
 from transformer.data.overlap import Hashed, overlap_lines
 from transformer.data.source_names import suggest_kind
-from transformer.data.sources.base import Options, part_of, share
+from transformer.data.sources.base import Options, share, split_and_source
 from transformer.errors import UserError
 
 SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
 """The share of each split in a data set without splits; image data sets are often small, so validation and
 test get a tenth each."""
 
-MANY = 200
+MIN_HASHED_IMAGES = 200
 """From this number on, images are split by hash, so that an image stays in its split when others are added;
 fewer are sorted by hash and split by position, so that each split has its share."""
 
@@ -118,7 +118,7 @@ class ImageData(SplitData):
           UserError: a label that the training data do not have.
         """
         folder, kept = self._prepared(split)
-        with naming(self.key(split)):
+        with key_in_errors(self.key(split)):
             numbers = number_labels(_names(folder, kept), self.labels, lambda i: self.places(split)[i])
         return ImageRows(load_array(folder / "images.npy"), numbers, kept)
 
@@ -168,11 +168,11 @@ class ImageData(SplitData):
         return [self._open(split)]
 
     def _open(self, split: str) -> Images:
-        c, (part, other) = self.config, part_of(split)
+        c, (part, other) = self.config, split_and_source(split)
         kind, _, argument = self.location(split).partition(":")
         if kind not in IMAGES:
             raise UserError(f"{other!r}: unknown source of images; {suggest_kind(other, IMAGES)}")
-        with naming(self.key(split)):
+        with key_in_errors(self.key(split)):
             return IMAGES[kind](argument, part, Options(self.folder, field=c.image_field), c.label_field)
 
     def division(self) -> list[str]:
@@ -191,9 +191,9 @@ class ImageData(SplitData):
 
     def _prepared(self, split: str) -> tuple[Path, np.ndarray]:
         """The folder of prepared images of the source, and the indices of those in the split."""
-        c, (part, other) = self.config, part_of(split)
+        c, (part, other) = self.config, split_and_source(split)
         source = self._open(split)
-        with naming(self.key(split)):
+        with key_in_errors(self.key(split)):
             name = digest(source.identity, c.image_size, c.channels)
             folder = build_once(self.folder / "images" / name, lambda new: self._prepare(source, new))
             whole = source.divided or bool(c.validation_source) or bool(other)
@@ -250,7 +250,7 @@ class Augmentation:
 def divide(shares_n: np.ndarray, split: str) -> np.ndarray:
     """The indices of the images in a split, by their hashes in [0, 1); copies have the same hash."""
     (low, high), n = SHARES[split], len(shares_n)
-    if n < MANY:
+    if n < MIN_HASHED_IMAGES:
         low, high = round(low * n), round(high * n)
         shares_n = np.searchsorted(np.sort(shares_n), shares_n)  # the place of the first copy
     return np.flatnonzero((low <= shares_n) & (shares_n < high))

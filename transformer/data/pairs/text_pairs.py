@@ -11,7 +11,7 @@ import numpy as np
 from transformer.config import Bound, Rate
 from transformer.data.cache.disk_cache import digest
 from transformer.data.cache.token_cache import BLANK, TokenCache
-from transformer.data.corpus import CorpusConfig, counted, naming
+from transformer.data.corpus import CorpusConfig, key_in_errors, without_lossy_bytes
 from transformer.data.loader import DataLoader
 from transformer.data.packed_corpus import PackedCorpus
 from transformer.data.pairs.pair_packing import JoinedPairs, PackedPairs, RepackedPairs
@@ -101,7 +101,7 @@ class PairData(PackedCorpus):
     def sources(self, split: str) -> Sequence[Source]:
         """The sources and the targets of a split, in the same order."""
         sides = [self._side(split, fields) for fields in (self.config.source_field, self.config.target_field)]
-        with naming(self.key(split)):
+        with key_in_errors(self.key(split)):
             first, second = map(len, sides)
             if first != second:
                 found = f"{first:,} sources and {second:,} targets"
@@ -140,17 +140,17 @@ class PairData(PackedCorpus):
     def _packed(self, split: str, caches: Sequence[Any], sides: Sequence[Any] = (), seed: int = 0) -> Any:
         """The rows of a split; `sides` are the tokens of sources and targets, by default `caches`."""
         c = self.config
-        with naming("too_long"):
+        with key_in_errors("too_long"):
             rows = self._packing(*sides or caches, c.source_length, c.target_length, c.too_long, seed=seed)
         of_both = isinstance(rows, JoinedPairs) and rows.loss_on == "all"
-        return counted(rows, caches if of_both else caches[1:], split)
+        return without_lossy_bytes(rows, caches if of_both else caches[1:], split)
 
     def _repacked(self, split: str) -> RepackedPairs:
         caches, rate = self._caches(split), self.config.bpe_dropout
         first = self._packed(split, caches)
         if not rate:
             return RepackedPairs(first, lambda epoch, seed: self._packed(split, caches, seed=seed))
-        with naming("bpe_dropout"):
+        with key_in_errors("bpe_dropout"):
             words = [
                 Segmentations.of(side, tokenizer, rate, self.folder)
                 for side, tokenizer in zip(self.sources(split), self._tokenizers, strict=True)

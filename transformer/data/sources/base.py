@@ -16,7 +16,7 @@ from transformer.errors import UserError, brief
 SPLITS = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
 """The interval in [0, 1) of each split, for data sets without splits."""
 
-MANY = 200
+MIN_HASHED_RECORDS = 200
 """From this number on, records are split by hash, so that a record stays in its split when others are added;
 fewer would be split unevenly."""
 
@@ -193,7 +193,7 @@ def check_text(text: str, place: Callable[[], str], field: str = "") -> None:
         raise UserError(f"{place()}: half of a surrogate pair{where}") from None
 
 
-def part_of(split: str) -> tuple[str, str]:
+def split_and_source(split: str) -> tuple[str, str]:
     """The split and the source in "test of tsv:/my.tsv"; the source is "" if only a split of the config's
     source is named."""
     name, _, source = split.partition(OF)
@@ -225,12 +225,12 @@ def belong(split: str, shares_n: np.ndarray) -> np.ndarray:
     """Which records (n,) are in the split, by the `shares` of their keys; records with the same key are in
     one split.
 
-    `MANY` records or more are split by a hash of the key. Fewer are split by position, as if those with the
-    same key followed the first of them.
+    `MIN_HASHED_RECORDS` or more are split by a hash of the key. Fewer are split by position, as if those with
+    the same key followed the first of them.
     """
     low, high = SPLITS[split]
     n = len(shares_n)
-    if n >= MANY:
+    if n >= MIN_HASHED_RECORDS:
         return (low <= shares_n) & (shares_n < high)
     _, first_k, of_key, count_k = np.unique(
         shares_n, return_index=True, return_inverse=True, return_counts=True

@@ -19,7 +19,7 @@ SEPARATORS = ",\t;"
 """Separators of values: a tab where Excel or pandas are asked for it, a semicolon where numbers have the
 comma."""
 
-LONGEST = 2**31 - 1
+MAX_VALUE_CHARACTERS = 2**31 - 1
 """Characters of the longest value: the most that `csv.field_size_limit` takes on every platform."""
 
 
@@ -121,7 +121,7 @@ class CommaSeparated(RecordFiles):
         counted from 0."""
         # The limit is of the whole process, at first 131,072. It is only raised, to one number, and never set
         # back: a reader in another thread may be in the middle of a longer text.
-        csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
+        csv.field_size_limit(max(csv.field_size_limit(), MAX_VALUE_CHARACTERS))
         first = line + 1
         reader = csv.reader(self._text(file, line), strict=True, delimiter=self._separators[file])
         try:

@@ -18,7 +18,16 @@ import numpy as np
 
 from transformer.data.cache.content_digests import contents_of
 from transformer.data.cache.disk_cache import build_once, digest
-from transformer.data.sources.base import MANY, PIECE, SPLITS, Options, Source, belong, falls_in, shares
+from transformer.data.sources.base import (
+    MIN_HASHED_RECORDS,
+    PIECE,
+    SPLITS,
+    Options,
+    Source,
+    belong,
+    falls_in,
+    shares,
+)
 from transformer.data.sources.packed_files import PACKED, WINDOWS, reading, refuse_binary
 from transformer.errors import UserError
 
@@ -112,9 +121,9 @@ class Files(Source):
 class TextFiles(Files):
     """Plain UTF-8 text, `text:GLOB`, whose documents are files, lines or paragraphs.
 
-    Equal lines or paragraphs are in one split (see `belong`). `MANY` files or more are split by a hash of
-    their names; fewer are concatenated in the order of their names and split by position, 90/5/5, at ends of
-    lines. With `split_by` `PLACE` lines and paragraphs are split as files are.
+    Equal lines or paragraphs are in one split (see `belong`). `MIN_HASHED_RECORDS` files or more are split by
+    a hash of their names; fewer are concatenated in the order of their names and split by position, 90/5/5,
+    at ends of lines. With `split_by` `PLACE` lines and paragraphs are split as files are.
 
     Raises:
       UserError: an unknown kind of document; several fields; no such file, no text in it, or (when read)
@@ -197,7 +206,7 @@ class TextFiles(Files):
         parts = [(file, 0, size) for file, size in enumerate(self._sizes)]
         if self.by_key(self._options):
             pass  # all of them: the documents are divided
-        elif self._options.divide and len(parts) >= MANY:
+        elif self._options.divide and len(parts) >= MIN_HASHED_RECORDS:
             common = os.path.commonpath(self._files)
             names = [os.path.relpath(file, common) for file in self._files]
             parts = [part for part in parts if falls_in(self._split, os.fsencode(names[part[0]]))]

@@ -6,11 +6,11 @@ import numpy as np
 
 from transformer.errors import UserError
 
-MOST = 100_000
-"""The longest period of the order; weights are multiples of a 1/`MOST` or larger part of their sum."""
+MAX_PERIOD = 100_000
+"""The longest period of the order; weights are multiples of a 1/`MAX_PERIOD` or larger part of their sum."""
 
 ROUNDING = 1e-10
-"""Above the rounding error of `MOST` times a share, which is below 1."""
+"""Above the rounding error of `MAX_PERIOD` times a share, which is below 1."""
 
 
 class Interleaving:
@@ -53,11 +53,11 @@ def whole_weights(weights: Sequence[float]) -> np.ndarray:
     """The smallest whole numbers (k,) in the proportions of the weights.
 
     Raises:
-      UserError: their sum exceeds `MOST`.
+      UserError: their sum exceeds `MAX_PERIOD`.
     """
     shares_k = np.array(weights, float) / np.max(weights)
     shares_k /= shares_k.sum()
-    products_dk = np.arange(1, MOST + 1)[:, None] * shares_k
+    products_dk = np.arange(1, MAX_PERIOD + 1)[:, None] * shares_k
     counts_dk = np.rint(products_dk)
     errors_d = np.abs(products_dk - counts_dk).max(axis=1)
     errors_d[~counts_dk.all(axis=1)] = 1
@@ -65,7 +65,7 @@ def whole_weights(weights: Sequence[float]) -> np.ndarray:
         listed, near = ", ".join(map(str, weights)), counts_dk[np.argmin(errors_d)]
         such = "such as " + ", ".join(f"{count:.0f}" for count in near) if near.all() else "or leave some out"
         raise UserError(
-            f"the weights {listed} are not multiples of a 1/{MOST:,} or larger part of their sum; "
+            f"the weights {listed} are not multiples of a 1/{MAX_PERIOD:,} or larger part of their sum; "
             f"round them, {such}"
         )
     return counts_dk[np.argmax(errors_d <= ROUNDING)].astype(np.int64)

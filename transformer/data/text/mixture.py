@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transformer.data.cache.token_cache import TokenCache
-from transformer.data.corpus import FILES, divided_line, naming, tally_lines
+from transformer.data.corpus import FILES, divided_line, key_in_errors, tally_lines
 from transformer.data.loader import DataLoader, HostBatch
 from transformer.data.overlap import overlap_lines
 from transformer.data.source_names import suggest_kind
@@ -88,7 +88,7 @@ class PartsInTurn:
 
 
 class CountedRows:
-    """The number of rows of several sources, and `why` if one of them is `Uncounted`."""
+    """The number of rows of several sources, and `why` if one of them is `WithoutBytes`."""
 
     def __init__(self, rows: Sequence[Any]) -> None:
         self._rows = rows
@@ -182,7 +182,7 @@ class Mixture:
     def cache(self, split: str) -> TokenCache:
         """The tokens of a split of one source."""
         source = self.source(split)  # type: ignore[attr-defined]
-        with naming("sources"):
+        with key_in_errors("sources"):
             return TokenCache.of(source, self.tokenizer, self.folder)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from transformer.config import OnThisSystem, Positive
 from transformer.data.cache.token_cache import BLANK, TokenCache
-from transformer.data.corpus import Corpus, CorpusConfig, counted
+from transformer.data.corpus import Corpus, CorpusConfig, without_lossy_bytes
 from transformer.data.sources import Source
 from transformer.data.text.mixture import check_sources, mixture_of
 from transformer.data.tokenization.tokenizers import Tokenizer
@@ -162,7 +162,7 @@ class TextData(Corpus):
     def rows(self, split: str) -> Any:
         """The packed rows of a split, tokenised on first use."""
         cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)
-        return counted(PackedRows(cache, self.config.sequence_length), [cache], split)
+        return without_lossy_bytes(PackedRows(cache, self.config.sequence_length), [cache], split)
 
     def parts(self, split: str) -> dict[str, Any]:
         """Name -> data of each source that a split of a mixture has; {"": these} for one source."""

@@ -21,7 +21,7 @@ from transformer.errors import UserError
 FORMAT = 1
 DRAWN = 16
 """The number of random segmentations of each word."""
-LONGEST = 64
+MAX_SEGMENTED_BYTES = 64
 """Words of more bytes keep their usual segmentation, because the time to draw one is quadratic."""
 
 
@@ -53,7 +53,7 @@ class Segmentations:
             raise UserError(
                 f"{rate} needs a byte-level BPE that keeps case and accents: tokenizer 'bpe', or its file"
             )
-        key = digest(FORMAT, DRAWN, LONGEST, source.identity, tokenizer.identity, rate)
+        key = digest(FORMAT, DRAWN, MAX_SEGMENTED_BYTES, source.identity, tokenizer.identity, rate)
         build = functools.partial(_write, source, tokenizer, rate)
         return cls(build_once(data_folder / "segmentations" / key, build), tokenizer)
 
@@ -150,7 +150,7 @@ def _write(source: Source, tokenizer: Tokenizer, rate: float, folder: Path) -> N
     ):
         for word in bar:
             tokens = [[token.id for token in backend.model.tokenize(word)]] * (1 + DRAWN)
-            if len(word) <= LONGEST:
+            if len(word) <= MAX_SEGMENTED_BYTES:
                 drawn = [segment(word, ranks, rate, rng) for _ in range(DRAWN)]
                 tokens[1:] = [[backend.token_to_id(part) for part in parts] for parts in drawn]
             np.array(list(itertools.chain(*tokens)), token_type).tofile(ids)

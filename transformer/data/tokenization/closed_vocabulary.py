@@ -6,7 +6,7 @@ import tokenizers
 
 from transformer.errors import UserError, brief, first_line
 
-LONGEST = 60
+MAX_SHOWN_CHARACTERS = 60
 """Characters of a word or text that are shown in a message."""
 
 
@@ -44,7 +44,8 @@ class ClosedVocabulary:
                 try:
                     backend.model.tokenize(word)
                 except Exception:  # as above
-                    where = f"{self._name}: {brief(word, LONGEST)!r} in {brief(text, LONGEST)!r} has no token"
+                    shown = f"{brief(word, MAX_SHOWN_CHARACTERS)!r} in {brief(text, MAX_SHOWN_CHARACTERS)!r}"
+                    where = f"{self._name}: {shown} has no token"
                     why = f"there is no unknown token ({first_line(error)})"
                     return UserError(f"{where}, and {why}: add one to the model, or leave out such texts")
         return UserError(f"{self._name}: a text cannot be encoded ({first_line(error)})")

@@ -13,7 +13,7 @@ END = "<|endoftext|>"
 UNKNOWN = "\ufffd"
 """Unicode's replacement character, for unknown characters."""
 
-LONGEST = 1024
+MAX_WORD_BYTES = 1024
 """Bytes of the longest word when BPE is trained, which takes the square of them; longer words are cut."""
 
 
@@ -21,8 +21,8 @@ LONGEST = 1024
 class TokenizerKind:
     """A kind of tokenizer and its training, `train(texts, vocab_size)`, with the training text in pieces.
 
-    Without `learns` the text is not read. Kinds that use `data.vocab_size` have a `least_size`; `needs` says
-    which tokens it counts, besides the end of a document.
+    Without `learns` the text is not read. Kinds that use `data.vocab_size` have a `least_size`; `needs` names
+    the tokens that it counts, in addition to the end of a document.
     """
 
     train: Callable[[Iterable[str], int], tokenizers.Tokenizer]
@@ -88,7 +88,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     bytes as in Radford et al. 2019, section 2.2)."""
     backend = tokenizers.Tokenizer(models.BPE())
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.FixedLength(length=LONGEST)])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.FixedLength(length=MAX_WORD_BYTES)]
+    )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -21,7 +21,7 @@ SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 
 
 def settings_beside(file: Path) -> dict[str, Any]:
-    """What stands beside a `tokenizer.json`: the values of a `tokenizer_config.json`, with the chat template
+    """The settings beside a `tokenizer.json`: the values of a `tokenizer_config.json`, with the chat template
     of a `chat_template.jinja`; {} if there is neither.
 
     Raises:

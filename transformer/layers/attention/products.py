@@ -7,7 +7,7 @@ import numpy as np
 from transformer.layers.attention.patterns import Pattern
 from transformer.layers.stack import Stack
 
-MANY = 2**24
+PAIRS_AT_A_TIME = 2**24
 """Pairs of tokens at a time in which a pattern is counted."""
 
 
@@ -38,7 +38,7 @@ def allowed_pairs(pattern: Pattern, t: int, start: int = 0, causal: bool = False
         distance = np.arange(0 if causal else 1 - t, start + t)
         keys = np.minimum(start + t, start + t - distance) - np.maximum(0, start - distance)
         return int(np.sum(keys * pattern(distance, np.zeros_like(distance))))
-    pairs, rows, j = 0, max(1, MANY // (start + t)), np.arange(start + t, dtype=np.int32)[None]
+    pairs, rows, j = 0, max(1, PAIRS_AT_A_TIME // (start + t)), np.arange(start + t, dtype=np.int32)[None]
     for first in range(start, start + t, rows):
         i = np.arange(first, min(first + rows, start + t), dtype=np.int32)[:, None]
         allowed = pattern(i, j) & (j <= i) if causal else pattern(i, j)

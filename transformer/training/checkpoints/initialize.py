@@ -13,7 +13,7 @@ from flax import traverse_util
 
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from transformer.run_folder import RunFolder
+from transformer.run_folder import RunFolder, check_run_file
 from transformer.training.checkpoints.checkpoint import Checkpoints, Step, split_step
 from transformer.training.checkpoints.checksums import arrays
 from transformer.training.checkpoints.function import differences
@@ -247,6 +247,7 @@ def _default_step(checkpoints: Checkpoints) -> Step:
 
 
 def _read(path: Path) -> Any:
+    check_run_file(path)
     return parse_json(path.read_bytes()) if path.exists() else None
 
 

@@ -30,7 +30,7 @@ BELOW = r"^(?!.*blocks/)(.*/)?(cls|(source_|value_)?embedding(_norm)?|(source_)?
 """Parameters below the first block; positions in the attention of a block are of its layer."""
 
 TOKEN_TABLE = r"(^|/)(source_|value_)?embedding/table$"
-SHOWN = 6
+MAX_LISTED_PATHS = 6
 """The most paths that an error lists."""
 
 
@@ -205,7 +205,7 @@ def check_rules(params: Params, config: Any, layers: Sequence[str] = (), roles: 
         if not any(re.search(rule.match, path) for path in paths):
             raise UserError(
                 f"config.optimizer.rules[{i}].match: {rule.match!r} matches no parameter; there are "
-                f"{', '.join(paths[:SHOWN])} and {max(0, len(paths) - SHOWN)} more"
+                f"{', '.join(paths[:MAX_LISTED_PATHS])} and {max(0, len(paths) - MAX_LISTED_PATHS)} more"
             )
     for only in _prefixes(config):
         if not any(name.startswith(only) for name in names):

@@ -13,7 +13,7 @@ from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.data.sources.embedded.stdlib import fingerprint, library_files
 from transformer.errors import UserError
 
-LONGEST = 4000
+MAX_FUNCTION_CHARACTERS = 4000
 """The most characters of a function; longer ones are left out."""
 
 
@@ -78,5 +78,5 @@ def functions(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionD
             body = node.body[1:] if docstring else node.body
             if body:
                 text = ast.unparse(type(node)(**vars(node) | {"body": body}))
-                if len(text) <= LONGEST:
+                if len(text) <= MAX_FUNCTION_CHARACTERS:
                     yield node, docstring, text

@@ -28,7 +28,7 @@ KERNELS: dict[str, Kernel] = {
 }
 """Value of `model.kernel` -> kernel."""
 
-MANY = 2**20
+BLOCKWISE_PAIRS = 2**20
 """The number of pairs of a query and a key from which on "auto" uses `blockwise`."""
 
 __all__ = [
@@ -91,5 +91,5 @@ def preferred(t: int, s: int, mask: Mask) -> tuple[str, ...]:
     """The kernels that "auto" tries for t queries and s keys, in order; the last one supports everything."""
     first = ("ring",) if sharded_over("length")[1] > 1 else FUSED.get(platform(), ())
     # Only the blockwise kernel skips what a pattern excludes.
-    in_blocks = t * s >= MANY or (mask.pattern is not None and t > 1)
+    in_blocks = t * s >= BLOCKWISE_PAIRS or (mask.pattern is not None and t > 1)
     return (*first, "blockwise" if in_blocks else "unrolled", "reference")

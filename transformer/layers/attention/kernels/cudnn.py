@@ -14,7 +14,7 @@ HOPPER = 9
 """The compute capability of the GPUs for which the backward pass, too, takes heads up to 256 wide (the
 support matrix of cuDNN 9.18); JAX checks that of the devices at hand."""
 
-MOST = 2**28
+MAX_BIAS_ENTRIES = 2**28
 """The most entries of a materialised bias of the scores (1/2 GiB)."""
 
 SHORT = 2**22
@@ -94,8 +94,9 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
         return "the queries do not stand where the keys do"
     if entries and not many and (t % 2 or s % 2):
         return f"lengths {t} and {s} must be even with a bias, segments or invalid keys"
-    if entries > MOST and scoring.has("bias"):
-        return f"the biases would take {entries / 2**29:.1f} GiB in each layer; at most {MOST / 2**29:.1f}"
+    if entries > MAX_BIAS_ENTRIES and scoring.has("bias"):
+        most = f"at most {MAX_BIAS_ENTRIES / 2**29:.1f}"
+        return f"the biases would take {entries / 2**29:.1f} GiB in each layer; {most}"
     if scoring.sinks_h is not None:
         return "it has no sinks"
     if scoring.soft_cap:
@@ -114,7 +115,7 @@ def _in_columns(q_bthk: jax.Array, k_bsgk: jax.Array, mask: Mask, scoring: Scori
     """Whether segments and invalid keys are told by columns, and not by an array."""
     (_, t, _, k), s, entries = q_bthk.shape, k_bsgk.shape[1], _entries(q_bthk, k_bsgk, mask, scoring)
     faster = t * s > SHORT and k + _added_width(t, s) <= _widest()
-    return not scoring.has("bias") and (entries > MOST or (entries > 0 and faster))
+    return not scoring.has("bias") and (entries > MAX_BIAS_ENTRIES or (entries > 0 and faster))
 
 
 def _entries(q_bthk: jax.Array, k_bsgk: jax.Array, mask: Mask, scoring: Scoring) -> int:

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests import runs
-from transformer.backend import will_be_cpu
+from transformer.runtime import will_be_cpu
 
 NVIDIA, GOOGLE, AMD = ("nvidia0", "jax_cuda12_plugin"), ("vfio/3", "libtpu"), ("kfd", "jax_rocm7_plugin")
 
