@@ -12,7 +12,7 @@ from commands import place
 from commands.support.help_page import terminal_width
 
 if TYPE_CHECKING:
-    from transformer.config import Key
+    from transformer.config_help import Key
     from workdir.opening import Overrides
 
 WIDTH = 36
@@ -66,7 +66,8 @@ def explain(config_file: str, overrides: "Overrides", every: bool = False) -> No
 def _meaning(key: "Key", value: Any) -> str:
     width = terminal_width(otherwise=1 << 16)  # a line per key, for grep
     shown = f"  --config.{key.name}={key.default!r}" + (f" ({value!r})" if value != key.default else "")
-    meaning = f"{key.meaning} [{key.bound}]" if key.bound else key.meaning
+    valid = "; ".join(filter(None, [key.bound, key.condition]))
+    meaning = f"{key.meaning} [{valid}]" if valid else key.meaning
     line = f"{shown:{WIDTH + 16}}  # {meaning}"
     below = textwrap.fill(meaning, width, initial_indent=BELOW, subsequent_indent=BELOW)
     return line if len(line) <= width else f"{shown}\n{below}"

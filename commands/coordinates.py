@@ -107,12 +107,13 @@ def open_widths(values: dict[str, Any], widths: list[int], steps: int) -> dict[i
     """
     from experiments import find_experiment
     from transformer.config import to_values
-    from transformer.models.config.width import WidthConfig, widened
+    from transformer.models.decoder_config import StackConfig
+    from transformer.models.transforms.mup import widened
     from transformer.training.run import Run
     from workdir.opening import check_config
 
     config = check_config(copy.deepcopy(values))
-    if not isinstance(config.model, WidthConfig):
+    if not isinstance(config.model, StackConfig):
         raise UserError(f"--mode=coordinates: a model of {config.experiment} has no width that is scaled")
     values = to_values(config)
     for group, keys in AT_ONCE.items():

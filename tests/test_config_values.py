@@ -7,7 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from transformer.config import Key, describe_keys, from_values, idle_keys, refuse_idle, to_values
+from transformer.config import from_values, idle_keys, refuse_idle, to_values
+from transformer.config_help import Key, describe_keys
 from transformer.errors import UserError
 
 

@@ -20,12 +20,12 @@ from transformer.config import (
     OneOf,
     OnThisSystem,
     bounds_of,
-    describe_keys,
     flatten,
     from_values,
     refuse_idle,
     to_values,
 )
+from transformer.config_help import describe_keys
 from transformer.errors import UserError
 from transformer.training.optim.optimizer import make_schedule
 from transformer.training.run import Run

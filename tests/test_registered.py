@@ -14,7 +14,8 @@ import launch
 from configs import lm
 from experiments import EXPERIMENTS
 from tests import runs
-from transformer.config import describe_keys, from_values
+from transformer.config import from_values
+from transformer.config_help import describe_keys
 from transformer.errors import UserError
 from transformer.layers.alignment import ALIGNMENTS, DotAlignment
 from transformer.layers.attention.kernels import KERNELS, Kernel, reference

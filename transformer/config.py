@@ -4,25 +4,23 @@ A config class is a frozen dataclass whose fields are keys; a field that is itse
 of keys. Each line has a key, its bound, its default and its meaning:
 
     d_model: Positive = 256  # width of the residual stream
+    latent_dim: Annotated[Nonnegative, only("mixer", "latent")] = 0  # width of what is cached
 
-The bound is part of the type, here `Annotated[int, Bound("at least 1", 1)]`, and is checked by the base class
-`Bounded`.
+The bound is part of the type, `Positive` is `Annotated[int, Bound("at least 1", 1)]`, and so is the condition
+without which a key does nothing. The base class `Bounded` checks bounds, and `refuse_idle` conditions.
+`transformer.config_help` describes keys.
 """
 
-import ast
 import dataclasses
 import functools
-import inspect
-import io
 import json
 import math
-import textwrap
-import tokenize
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
+from transformer.conditions import Condition, FieldOf
 from transformer.errors import UnknownMember, UserError, suggest
 from transformer.run_folder import HERE, REMOTE
 
@@ -94,12 +92,12 @@ PositiveFraction = Annotated[float, Bound("a fraction in (0, 1]", 0, 1, without=
 
 
 class Bounded:
-    """Base class of config classes, which checks the bounds of fields.
+    """Base class of config classes, which checks the bounds of fields and whose they are.
 
     Subclasses check combinations of keys in their own `__post_init__`, after calling this one.
 
     Raises:
-      UserError: a value out of bounds.
+      UserError: a value out of bounds, or of a field that a member of a family does not have.
     """
 
     def __post_init__(self) -> None:
@@ -109,17 +107,48 @@ class Bounded:
                 raise bound.error(f"{name}: {value!r}; expected {bound.expected}")
             if isinstance(value, int) and value > LARGEST:
                 raise UserError(f"{name}: {value!r}; expected at most {LARGEST:,}")
+        for name, why in without_effect(self, strict=True).items():
+            if getattr(self, name) != self.__dataclass_fields__[name].default:  # type: ignore[attr-defined]
+                raise UserError(f"{name}: {getattr(self, name)!r} {why}")
+
+    def idle(self) -> dict[str, str]:
+        """The keys that have no effect with the values of others: {key: "with ..."}. With the reason "" a key
+        may have any value."""
+        return without_effect(self)
+
+
+def without_effect(config: Any, strict: bool = False) -> dict[str, str]:
+    """The keys with a condition that does not hold, and why, by all conditions that are `strict` or not."""
+    return {
+        name: condition.why(value)
+        for name, condition in conditions_of(type(config), strict)  # type: ignore[arg-type]
+        if not condition.holds(value := getattr(config, condition.on))
+    }
+
+
+@functools.cache
+def marks_of(cls: type) -> dict[str, tuple[Any, ...]]:
+    """Field -> bound and conditions. A subclass that changes the default of a field inherits them."""
+    marks: dict[str, tuple[Any, ...]] = {}
+    for base in reversed(cls.__mro__):
+        for name, hint in typing.get_type_hints(base, include_extras=True).items():
+            if typing.get_origin(hint) is Annotated:
+                marks[name] = hint.__metadata__
+    return marks
 
 
 @functools.cache
 def bounds_of(cls: type) -> dict[str, Bound | OneOf | OnThisSystem]:
-    """Field -> bound of a config class. A subclass that changes the default of a field inherits its bound."""
-    bounds: dict[str, Bound | OneOf | OnThisSystem] = {}
-    for base in reversed(cls.__mro__):
-        for name, hint in typing.get_type_hints(base, include_extras=True).items():
-            if typing.get_origin(hint) is Annotated:
-                (bounds[name],) = hint.__metadata__
-    return bounds
+    """Field -> bound of a config class."""
+    bounds = [(name, mark) for name, marks in marks_of(cls).items() for mark in marks]
+    return {name: mark for name, mark in bounds if not isinstance(mark, (Condition, FieldOf))}
+
+
+@functools.cache
+def conditions_of(cls: type, strict: bool) -> list[tuple[str, Condition | FieldOf]]:
+    """(field, condition) of a config class, for those that are `strict` or not."""
+    marks = [(name, mark) for name, marks in marks_of(cls).items() for mark in marks]
+    return [(name, mark) for name, mark in marks if getattr(mark, "strict", None) is strict]
 
 
 def from_values(cls: type[T], values: Mapping[str, Any], path: str = "config") -> T:
@@ -131,24 +160,21 @@ def from_values(cls: type[T], values: Mapping[str, Any], path: str = "config") -
       UserError: an unknown key, a missing key without a default, a value of the wrong type or out of bounds,
         or an impossible combination.
     """
-    values, hints = with_defaults(cls, values), typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    if values.keys() != set(names):
-        raise UserError(f"{path}.{_wrong_key(values, names, hints)}")
-    converted = {name: _convert(hints[name], values[name], f"{path}.{name}") for name in names}
+    hints, converted = typing.get_type_hints(cls), {}
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if unknown := [key for key in values if key not in fields]:
+        valid = suggest(unknown[0], [*fields], "valid keys: ")
+        raise UserError(f"{path}.{unknown[0]}: unknown key; {valid}")
+    given = {name: {} for name in fields if dataclasses.is_dataclass(hints[name])} | dict(values)
+    for name, field in fields.items():
+        if name in given:
+            converted[name] = _convert(hints[name], given[name], f"{path}.{name}")
+        elif default_of(field) is dataclasses.MISSING:
+            raise UserError(f"{path}.{name}: missing key; expected {describe_type(hints[name])}")
     try:
         return cls(**converted)
     except UserError as error:
         raise type(error)(f"{path}.{error}") from None
-
-
-def _wrong_key(values: Mapping[str, Any], names: Sequence[str], hints: Mapping[str, Any]) -> str:
-    """An error on the first unknown key, or on the first missing one."""
-    for key in values:
-        if key not in names:
-            return f"{key}: unknown key; {suggest(key, names, 'valid keys: ')}"
-    missing = next(name for name in names if name not in values)
-    return f"{missing}: missing key; expected {_describe(hints[missing])}"
 
 
 def with_defaults(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +182,7 @@ def with_defaults(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     Keys without a default stay missing."""
     hints, filled = typing.get_type_hints(cls), dict(values)
     for field in dataclasses.fields(cls):
-        name, default = field.name, _default(field)
+        name, default = field.name, default_of(field)
         if dataclasses.is_dataclass(hints[name]):
             if isinstance(group := filled.get(name, {}), Mapping):
                 filled[name] = with_defaults(hints[name], group)
@@ -186,11 +212,9 @@ def refuse_idle(config: Any) -> None:
 
 
 def idle_keys(config: Any, path: str = "", **outer: str) -> Iterator[tuple[str, Any, Any, str]]:
-    """The keys that have no effect with the values of other keys: (path, value, default, why).
-
-    A config class names them by a method `idle`, {key: "with ..."}, also those of its groups, "data.source";
-    `outer` are those that outer groups name, by their paths. With the reason "" a key may have any value.
-    """
+    """The keys that have no effect with the values of other keys: (path, value, default, why), by `idle` of
+    each config class (see `Bounded`), which may also name keys of its groups, "data.source"; `outer` are
+    those that outer groups name, by their paths."""
     own = config.idle() if hasattr(config, "idle") else {}
     reasons = outer | {path + key: why for key, why in own.items()}
     for field in dataclasses.fields(config):
@@ -201,62 +225,8 @@ def idle_keys(config: Any, path: str = "", **outer: str) -> Iterator[tuple[str, 
             yield key, value, field.default, reasons[key]
 
 
-@dataclasses.dataclass(frozen=True)
-class Key:
-    """A key of a config class: "model.d_model", "int", 256, "width of the residual stream", "at least 1".
-
-    The default is as in JSON, or None if there is none; the bound is "" if there is none.
-    """
-
-    name: str
-    type: str
-    default: Any
-    meaning: str
-    bound: str = ""
-
-
-def describe_keys(cls: Any) -> tuple[Key, ...]:
-    """All keys of a config class in order, with the paths of groups, defaults and meanings.
-
-    A subclass that changes the default of a field inherits its meaning.
-    """
-    hints, bounds, keys = typing.get_type_hints(cls), bounds_of(cls), []
-    meanings = {}
-    for base in reversed(cls.__mro__[:-1]):  # but `object`
-        meanings.update(_comments(base))
-    for field in dataclasses.fields(cls):
-        hint, default = hints[field.name], _default(field)
-        if dataclasses.is_dataclass(hint):
-            group: Any = hint
-            keys += [
-                dataclasses.replace(key, name=f"{field.name}.{key.name}") for key in describe_keys(group)
-            ]
-        else:
-            default = None if default is dataclasses.MISSING else to_values(default)
-            bound = bounds[field.name].expected if field.name in bounds else ""
-            keys.append(Key(field.name, _describe(hint), default, meanings.get(field.name, ""), bound))
-    return tuple(keys)
-
-
-@functools.cache
-def _comments(cls: type) -> dict[str, str]:
-    """The comment on each field in the source of a class, at the end of its line or on the line above."""
-    source = textwrap.dedent(inspect.getsource(cls))
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comment_at = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
-    lines, found = source.splitlines(), {}
-    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            comment = comment_at.get(node.end_lineno or node.lineno, "")
-            above = node.lineno - 1
-            if not comment and lines[above - 1].strip() == comment_at.get(above):
-                comment = comment_at[above]
-            if comment:
-                found[node.target.id] = comment.lstrip("# ")
-    return found
-
-
-def _default(field: dataclasses.Field) -> Any:
+def default_of(field: dataclasses.Field) -> Any:
+    """The default of a field; MISSING if there is none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -293,19 +263,20 @@ def _expected(hint: Any, value: Any) -> str:
     """The expected values, in words."""
     if hint is float and isinstance(value, float):
         return "a finite number"
-    return "a value that JSON has" if hint is Any else _describe(hint)
+    return "a value that JSON has" if hint is Any else describe_type(hint)
 
 
-def _describe(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
+    """The values of a type, in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return "one of " + ", ".join(map(repr, arguments))
     if origin is Mapping:
         return "a mapping"
     if origin is types.UnionType:
-        return " or ".join("None" if each is types.NoneType else _describe(each) for each in arguments)
+        return " or ".join("None" if each is types.NoneType else describe_type(each) for each in arguments)
     if origin is tuple:
-        return f"a list of {_describe(arguments[0])}"
+        return f"a list of {describe_type(arguments[0])}"
     return "a group of keys" if dataclasses.is_dataclass(hint) else hint.__name__
 
 

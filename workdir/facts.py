@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from transformer.config import Key, describe_keys, to_values
+from transformer.config import to_values
+from transformer.config_help import Key, describe_keys
 from transformer.run_folder import RunFolder
 from transformer.training.run import Run
 from transformer.visualization.run_page import Facts, write_page

@@ -22,7 +22,8 @@ from commands.sweeps.halving import Halving
 from commands.sweeps.jobs import Job, Work
 from commands.sweeps.settings import check_flags, make_job, refuse_twice
 from commands.sweeps.spaces import Choices, Dimension, check_space, read_space
-from transformer.config import describe_keys, flatten, with_defaults
+from transformer.config import flatten, with_defaults
+from transformer.config_help import describe_keys
 from transformer.data.cache.disk_cache import digest
 from transformer.distributed import are_several
 from transformer.errors import UserError, first_line

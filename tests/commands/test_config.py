@@ -6,7 +6,8 @@ import pytest
 
 import launch
 from tests import runs
-from transformer.config import describe_keys, flatten, to_values
+from transformer.config import flatten, to_values
+from transformer.config_help import describe_keys
 from workdir.opening import check_config, read_config
 
 pytestmark = pytest.mark.usefixtures("in_root")

@@ -10,7 +10,7 @@ from scipy.special import stdtrit
 import launch
 from commands.coordinates import print_table
 from transformer.evaluation.statistics.width_powers import Coordinates
-from transformer.models.config.width import widened
+from transformer.models.transforms.mup import widened
 from transformer.training.optim import parametrization
 from transformer.training.parallel import path_names
 from workdir.opening import read_config

@@ -10,7 +10,7 @@ from commands import COMMANDS, config, find_command
 from commands.support.first_keys import FIRST, first_keys
 from commands.support.help_page import fold
 from experiments import EXPERIMENTS, find_experiment
-from transformer.config import describe_keys
+from transformer.config_help import describe_keys
 
 
 def shown(capsys, monkeypatch, mode, width):

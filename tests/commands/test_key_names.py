@@ -4,7 +4,7 @@ import pytest
 
 from commands.support import key_names
 from experiments import EXPERIMENTS, find_experiment
-from transformer.config import describe_keys
+from transformer.config_help import describe_keys
 
 
 def test_the_keys_read_from_the_source_are_those_of_the_classes():

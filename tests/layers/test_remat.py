@@ -10,8 +10,8 @@ from flax import linen as nn
 
 from transformer.errors import UserError
 from transformer.layers.attention.masks import Mask
-from transformer.layers.stack import HOST, REMAT
-from transformer.models.config.stack_config import StackConfig
+from transformer.layers.remat import HOST, REMAT
+from transformer.models.decoder_config import StackConfig
 
 CONFIG = StackConfig(
     norm="layer", d_model=16, num_layers=2, num_heads=2, d_ff=32, kernel="reference", dropout=0.2

@@ -14,11 +14,11 @@ from tests.parameters import random_params
 from transformer.config import OneOf, bounds_of
 from transformer.errors import UserError
 from transformer.models.classifier import ClassifierConfig, TextClassifier
-from transformer.models.config.model_config import ModelConfig
 from transformer.models.decoder import DecoderConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
+from transformer.models.model_config import ModelConfig
 from transformer.models.recurrent import RecurrentConfig
 from transformer.models.transformer_xl import TransformerXLConfig
 from transformer.models.vectors import VectorConfig, VectorTransformer

@@ -358,17 +358,16 @@ EDITS = {
         },
     ),
     "transformer/layers/stack.py": (
-        f"tests/layers/test_layer_kinds.py {VARIANTS}",
+        "tests/layers/test_layer_kinds.py tests/layers/variants/test_sharing.py tests/layers/test_stack.py "
+        + VARIANTS,
         {
             "one_kind_of_layer": ("return self.blocks[i % len(self.blocks)]", "return self.blocks[0]"),
-            "rounds_transposed": (
-                "x.reshape(rounds, -1, *x.shape[1:]), first)",
-                "x.reshape(-1, rounds, *x.shape[1:]).swapaxes(0, 1), first)",
-            ),
             "layers_of_a_kind_alike": (
-                "iter(_unstack(params_n, self.counts[kind]))",
-                "iter(_unstack(params_n, self.counts[kind])[:1] * self.num_layers)",
+                "iter(_unstack(tree, kinds.count(kind)))",
+                "iter(_unstack(tree, kinds.count(kind))[:1] * self.num_layers)",
             ),
+            "nothing_is_tied": ("return x[:1] if any(", "return x if any("),
+            "nothing_is_handed_on": ("SHARED: {**given, **shared}", "SHARED: {**given}"),
         },
     ),
     "transformer/models/decoder.py": (

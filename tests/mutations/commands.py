@@ -6,8 +6,8 @@ EDITS = {
         {
             "every_key_unasked": ("    if every:\n", "    if not every:\n"),
             "values_of_defaults_alone": (
-                'if value != key.default else "")\n    meaning',
-                'if False else "")\n    meaning',
+                'if value != key.default else "")\n    valid',
+                'if False else "")\n    valid',
             ),
             "first_keys_uncounted": ("all {len(lines)} keys", "all keys"),
         },

@@ -9,8 +9,11 @@ EDITS = {
         "tests/test_registered.py",
         {
             "only_keys_of_the_family": ("(self.first, *self.family) if self.first", "() if None"),
-            "families_described_once": ("def describe_keys(cls", "@functools.cache\ndef describe_keys(cls"),
         },
+    ),
+    "transformer/config_help.py": (
+        "tests/test_registered.py",
+        {"families_described_once": ("def describe_keys(cls", "@functools.cache\ndef describe_keys(cls")},
     ),
     "transformer/layers/attention/attention.py": (
         "tests/test_registered.py",
@@ -51,30 +54,21 @@ EDITS = {
         f"{AROUND} tests/decoding/test_incremental.py",
         {
             "from_the_same_height": ("outputs[mirrored]", "outputs[-1]"),
-            "middle_too": ("if mirrored >= self.num_layers // 2:", "if mirrored > self.num_layers // 2:"),
-            "one_weight": ("params[SKIP].astype", "jnp.ones_like(params[SKIP]).astype"),
-            "none_in_decoding": (
-                "            x_btd = self._joined(x_btd, outputs, params)\n            rngs",
-                "            rngs",
-            ),
+            "middle_too": ("if mirrored < self.num_layers // 2:", "if mirrored <= self.num_layers // 2:"),
+            "one_weight": ("weight.astype", "jnp.ones_like(weight).astype"),
         },
     ),
-    "transformer/layers/variants/value_embeddings.py": (
-        "tests/models/transforms/test_value_embeddings.py",
+    "transformer/layers/variants/scanned.py": (
+        "tests/layers/test_stack.py tests/layers/test_layer_kinds.py",
         {
-            "not_added": ("v_bsgk = v_bsgk + self.get", "_ = v_bsgk + self.get"),
-            "none_in_decoding": ("super().extend(_with_values(layers, added)", "super().extend(layers"),
-            "from_the_end_alone": ("i + stack.num_layers if i < 0 else i", "i % stack.num_layers"),
-            "twice": ("len({*places}) < len(places) or ", ""),
-            "scanned": ("    if stack.scan:", "    if False:"),
-            "of_any_mixer": ("if type(stack.block(i).mixer) is not MultiHeadAttention]", "if False]"),
-            "latent_as_heads": (
-                "        if type(block.mixer) is not MultiHeadAttention:",
-                "        if False:",
+            "rounds_transposed": (
+                "i // m), of_rounds[i % m]",
+                "i % (whole // m)), of_rounds[i // (whole // m)]",
             ),
-            "without_skips": (
-                "make = UShapedValues if isinstance(stack, UShaped) else Values",
-                "make = Values",
+            "the_first_round_twice": ("jax.tree.map(lambda x: x[1:], places), m", "places, m"),
+            "layers_not_counted": (
+                "return (state, carry[1] + m), results",
+                "return (state, carry[1]), results",
             ),
         },
     ),
@@ -337,13 +331,6 @@ EDITS = {
                 "query_positions_bt[:, :, None] - key_positions_bs[:, None, :]",
             ),
             "one_table": ('self._table("value", self.head_dim)', 'self._table("key", self.head_dim)'),
-        },
-    ),
-    "transformer/layers/variants/sharing.py": (
-        "tests/layers/variants/test_sharing.py",
-        {
-            "nothing_is_shared": ("x: x[:1], box)", "x: x[:], box)"),
-            "scanned_as_one": ("_below(path, names) == shared", "shared is False"),
         },
     ),
     "transformer/layers/attention/positions/learned.py": (

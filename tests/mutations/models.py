@@ -73,10 +73,16 @@ EDITS = {
             ),
         },
     ),
-    "transformer/models/config/stack_keys.py": (
-        "tests/models/test_function.py",
+    "transformer/models/decoder_config.py": (
+        "tests/models/test_function.py tests/workdir/test_same_function.py",
         {
             "harmless_epsilon": ('"base_layers", "depth_exponent"),', '"base_layers", "norm_epsilon"),'),
+            "adapters_of_any_scale": ("if both else {})", "if False else {})"),
+        },
+    ),
+    "transformer/models/transforms/layer_kinds.py": (
+        "tests/models/test_function.py",
+        {
             "rounded_lengths": ("int(length) if length == int(length) else length", "int(length)"),
             "no_lengths_of_kinds": ("{**keys, **of(config.kinds[name])}", "keys"),
         },
@@ -118,7 +124,6 @@ EDITS = {
     "transformer/models/transforms/lora.py": (
         "tests/models/transforms/test_lora.py tests/workdir/test_same_function.py",
         {
-            "adapters_of_any_scale": ("if both else {})", "if False else {})"),
             "alpha_ignored": ("self.alpha / self.rank", "1.0 / self.rank"),
             "up_not_zero": ("init_scale=0.0", "init_scale=1.0"),
             "adapters_replace": ("return y + up(down", "return up(down"),
@@ -152,10 +157,11 @@ EDITS = {
             ),
             "initially_nothing": ("nn.initializers.ones", "nn.initializers.zeros"),
             "widths_of_keys_heads": ("(widths[i][0], widths[i][2])", "(widths[0][0], widths[0][2])"),
+            "not_added": ("jnp.where(layer == place, added_btgk, 0)", "jnp.zeros_like(added_btgk)"),
+            "in_all_layers": ("jnp.where(layer == place, added_btgk, 0)", "added_btgk"),
+            "from_the_end_alone": ("i + stack.num_layers if i < 0 else i", "i % stack.num_layers"),
+            "twice": ("len({*places}) < len(places) or ", ""),
+            "of_any_mixer": ("if type(stack.block(i).mixer) is not MultiHeadAttention]", "if False]"),
         },
-    ),
-    "transformer/models/config/text_config.py": (
-        "tests/training/optim/test_parametrization.py",
-        {"logits_of_scaled_tables": ("(-0.5 if self.scale_embeddings else -1.0)", "-1.0")},
     ),
 }

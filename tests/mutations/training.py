@@ -552,12 +552,13 @@ EDITS = {
             "others_lose_their_keys": ("{**config.layer_kinds[name], **each}", "{**each}"),
         },
     ),
-    "transformer/models/config/width.py": (
+    "transformer/models/transforms/mup.py": (
         "tests/training/optim/test_parametrization.py tests/commands/test_coordinate_check.py",
         {
-            "keys_of_one_head_grow": ("1.0 if self.num_kv_heads == 1 else width / head", "width / head"),
-            "latents_of_heads": ("width if self.latent_dim else head", "width"),
-            "scores_by_the_root": ('self.growth["head_dim"] ** -0.5', "1.0"),
+            "keys_of_one_head_grow": ("1.0 if c.num_kv_heads == 1 else width / head", "width / head"),
+            "latents_of_heads": ("width if c.latent_dim else head", "width"),
+            "scores_by_the_root": ('growth(c)["head_dim"] ** -0.5', "1.0"),
+            "logits_of_scaled_tables": ("(-0.5 if c.scale_embeddings else -1.0)", "-1.0"),
             "heads_and_their_width": ('"num_heads" if more_heads else "head_dim"', '"num_heads"'),
         },
     ),

@@ -65,7 +65,7 @@ class ClassifierConfig(HeadConfig):
         return self.pooler if self.pooler != "auto" else "tanh" if self.pooling == "cls" else "none"
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.config.idle_keys`; keys of a hidden layer that there is not may be those of
+        """See `Bounded`; keys of a hidden layer that there is not may be those of
         pre-training, which are inherited."""
         inherited = () if self.hidden_kind == "masked_lm" else ("head_activation", "head_bias")
         return super().idle() | dict.fromkeys(inherited, "")

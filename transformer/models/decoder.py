@@ -9,43 +9,28 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.config import NonnegativeFloat
 from transformer.layers.attention.cache import Cache, KVCache
 from transformer.layers.attention.masks import Mask
-from transformer.layers.embedding import Embedding, Part, Unembedding, mask_padding, output_bias, whole
+from transformer.layers.embedding import Part, Unembedding, mask_padding, output_bias, whole
 from transformer.layers.stack import Stack
-from transformer.models.config.text_config import TextConfig
+from transformer.models.decoder_config import DecoderKeys
 
 
 @dataclass(frozen=True)
-class DecoderConfig(TextConfig):
+class DecoderConfig(DecoderKeys):
     """The config of a decoder."""
-
-    tie_embeddings: bool = True  # one matrix for the embedding and the output
-    logit_soft_cap: NonnegativeFloat = 0.0  # cap c of the output's logits, c tanh(logit / c); 0: none
-    scale_logits: bool = False  # divide what the logits are computed of by sqrt(d_model), as T5 does
-    output_bias: bool = False  # add a learned bias of each token to the logits, as Marian does
-    value_embeddings: tuple[int, ...] = ()  # layers that add a token's embedding to its values; -1: last
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model for a tokenizer of `vocab_size` tokens."""
-        return (self.valued(Decoder) if self.value_embeddings else Decoder)(self, self.entries(vocab_size))
+        return self.transformed(Decoder)(self, self.entries(vocab_size))
 
-    def valued(self, decoder: type) -> type:
-        """The kind of decoder with value embeddings."""
+    def transformed(self, decoder: type[nn.Module]) -> type[nn.Module]:
+        """The kind of decoder, with value embeddings if there are any."""
+        if not self.value_embeddings:
+            return decoder
         from transformer.models.transforms.value_embeddings import with_value_embeddings
 
         return with_value_embeddings(decoder)
-
-    def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
-        """See `StackConfig.stack`; with `value_embeddings` the stack takes them."""
-        stack = super().stack(num_layers, cross=cross, causal=causal)
-        return self._with_values(stack) if self.value_embeddings else stack
-
-    def _with_values(self, stack: Stack) -> Stack:
-        from transformer.layers.variants.value_embeddings import with_values
-
-        return with_values(stack, self.value_embeddings)
 
 
 class Decoder(nn.Module):
@@ -60,7 +45,7 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         """Embedding, norm and output; `hidden` makes the stacked parameters of the blocks."""
         c = self.config
-        self.embedding = Embedding(self.vocab_size, *c.table, c.logit_soft_cap)
+        self.embedding = c.embedding(self.vocab_size, soft_cap=c.logit_soft_cap)
         self.position = c.positions()
         self.embedding_dropout = nn.Dropout(c.embedding_dropout)
         if c.norm_placement != "post":

@@ -10,9 +10,8 @@ from flax import linen as nn
 from transformer.config import Positive
 from transformer.errors import UserError
 from transformer.layers.attention.masks import Mask
-from transformer.layers.embedding import Embedding, Part, whole
-from transformer.models.config.stack_config import StackConfig
-from transformer.models.config.text_config import TextConfig
+from transformer.layers.embedding import Part, whole
+from transformer.models.decoder_config import StackConfig, TextConfig
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,9 @@ class TextEncoder(nn.Module):
     def setup(self) -> None:
         """The embeddings of tokens and types, and the blocks."""
         c = self.config
-        self.embedding = Embedding(self.vocab_size, *c.table)
+        self.embedding = c.embedding(self.vocab_size)
         if c.has_types:
-            self.token_types = Embedding(c.num_token_types, c.d_model, 1, *c.table[2:], rows="types")
+            self.token_types = c.embedding(c.num_token_types, multiple=1, rows="types")
         self.trunk = Encoder(c, c.embedding_norm)
 
     def __call__(

@@ -10,11 +10,12 @@ from flax import linen as nn
 from flax import struct
 
 from transformer.config import Bound
+from transformer.errors import UserError
 from transformer.layers.attention.cache import Cache, KVCache
 from transformer.layers.attention.masks import Mask
-from transformer.layers.embedding import Embedding
 from transformer.layers.stack import Stack
 from transformer.models.decoder import Decoder, DecoderConfig, StackStepper
+from transformer.models.stack_builder import check_layers
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,13 @@ class EncoderDecoderConfig(DecoderConfig):
     # blocks of the encoder; 0: num_layers, those of the decoder
     num_encoder_layers: Annotated[int, Bound("from 0 to 10,000", 0, 10_000)] = 0
     share_embeddings: bool = True  # one embedding for source and target
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers(self, self.encoder_layers)
+        if self.value_embeddings:
+            given = f"value_embeddings: {self.value_embeddings} with an encoder"
+            raise UserError(f"{given}; expected (): only a model that is a decoder alone can have them")
 
     @property
     def encoder_layers(self) -> int:
@@ -65,7 +73,7 @@ class EncoderDecoder(Decoder):
         """The embeddings, the two stacks of blocks and the norms."""
         super().setup()
         c = self.config
-        own = None if c.share_embeddings else Embedding(self.vocab_size, *c.table)
+        own = None if c.share_embeddings else c.embedding(self.vocab_size)
         self.source_embedding = own or self.embedding
         self.source_position = c.positions()
         if c.norm_placement != "post":
@@ -183,7 +191,9 @@ class EncoderDecoderStepper(StackStepper):
         valid_bs = jnp.arange(source_bs.shape[1]) < jnp.asarray(lengths_b)[:, None]
         memory_bsd = self.apply("encode", source_bs, valid_bs.astype(jnp.int32))
         memories = tuple(
-            self.stored(stack.block(i).apply({"params": params}, memory_bsd, method="keys_values"))
+            self.stored(
+                stack.call(stack.block(i).apply, {"params": params}, memory_bsd, method="keys_values")
+            )
             for i, params in enumerate(self.layers)
         )
         empty = tuple(self.stored(mixer.empty_cache(batch, 0)) for mixer in stack.mixers)

@@ -14,7 +14,7 @@ from transformer.layers.alignment import ALIGNMENTS, Remembered
 from transformer.layers.embedding import Embedding, Part, Unembedding, whole
 from transformer.layers.linear import Linear
 from transformer.layers.recurrence import CELLS, CellState, RNNLayer, boundaries
-from transformer.models.config.model_config import ModelConfig
+from transformer.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,7 @@ class TransformerXLConfig(DecoderConfig):
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model for a tokenizer of `vocab_size` tokens."""
-        return (self.valued(TransformerXL) if self.value_embeddings else TransformerXL)(
-            self, self.entries(vocab_size)
-        )
+        return self.transformed(TransformerXL)(self, self.entries(vocab_size))
 
 
 @struct.dataclass

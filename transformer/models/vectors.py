@@ -6,12 +6,12 @@ import jax
 from flax import linen as nn
 
 from transformer.layers.linear import Linear
+from transformer.models.decoder_config import StackConfig
 from transformer.models.encoder import Encoder
-from transformer.models.transforms.lora import LoraConfig
 
 
 @dataclass(frozen=True)
-class VectorConfig(LoraConfig):
+class VectorConfig(StackConfig):
     """The config of a Transformer of vectors."""
 
     position: str = "none"

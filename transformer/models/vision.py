@@ -11,15 +11,15 @@ from transformer.config import Positive, PositiveFloat, Rate
 from transformer.errors import UserError
 from transformer.layers.linear import Linear
 from transformer.models.classifier import ClassifierHead, pool
+from transformer.models.decoder_config import StackConfig
 from transformer.models.encoder import Encoder
-from transformer.models.transforms.lora import LoraConfig
 
 
 @dataclass(frozen=True)
-class VisionConfig(LoraConfig):
+class VisionConfig(StackConfig):
     """The config of an image classifier."""
 
-    harmless: ClassVar = (*LoraConfig.harmless, "head_dropout")
+    harmless: ClassVar = (*StackConfig.harmless, "head_dropout")
 
     position: str = "learned"
     max_length: Positive = 256  # most patches per image, [CLS] included

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from transformer.config import Positive
 from transformer.layers.embedding import Embedding
-from transformer.models.config.model_config import ModelConfig
+from transformer.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from experiments import find_experiment
 from transformer.config import from_values
 from transformer.errors import UserError
-from transformer.models.config.model_config import ModelConfig
+from transformer.models.model_config import ModelConfig
 from transformer.run_folder import HUB, REMOTE, RunFolder, why_not_local
 from transformer.training.checkpoints.checkpoint import split_step
 from transformer.training.checkpoints.function import Difference, differences

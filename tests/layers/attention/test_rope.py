@@ -11,7 +11,7 @@ from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.positions import Rope
 from transformer.layers.attention.positions.rope import SCALINGS
 from transformer.layers.mixers import MultiHeadAttention
-from transformer.models.config.stack_config import StackConfig
+from transformer.models.decoder_config import StackConfig
 
 
 def test_rope_scores_depend_on_the_distance_alone(rng):

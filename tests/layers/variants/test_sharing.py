@@ -11,8 +11,8 @@ from flax import traverse_util
 from tests.decoding import test_incremental as incremental
 from tests.parameters import random_params, roles_by_name
 from transformer.errors import UserError
-from transformer.models.config.stack_config import StackConfig
 from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.models.decoder_config import StackConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.training.optim.optimizer import OptimizerConfig
 from transformer.training.optim.rules import numbered, parameter_settings

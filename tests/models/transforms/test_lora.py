@@ -204,7 +204,10 @@ def test_the_first_step_of_training_them_alone_moves_them_alone(rng):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lora_layers": "("}, r"^config.lora_layers: '\(' is not a regular expression: missing \)"),
+        (
+            {"lora_rank": 2, "lora_layers": "("},
+            r"^config.lora_layers: '\(' is not a regular expression: missing \)",
+        ),
         (
             {"lora_rank": 2, "lora_layers": "valeu"},
             r"^config.lora_rank: 2 does nothing with lora_layers 'valeu', which is found in none of "

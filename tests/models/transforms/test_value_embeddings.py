@@ -79,6 +79,24 @@ def test_they_are_added_in_the_order_in_which_layers_are_named(rng):
     np.testing.assert_array_equal(found, first.apply({"params": params}, tokens))
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_scanned_and_rematerialised_are_the_same_function(rng, remat):
+    model, tokens = CONFIG.build(VOCAB), rng.integers(0, VOCAB, (2, 7))
+    other = dataclasses.replace(CONFIG, scan_layers=True, remat=remat).build(VOCAB)
+    params = random_params(rng, model, tokens)
+
+    def value_and_gradient(model):
+        def value(params):
+            return jnp.sum(jnp.sin(model.apply({"params": params}, tokens)[..., :VOCAB]))
+
+        return jax.jit(jax.value_and_grad(value))(params)
+
+    expected, found = value_and_gradient(model), value_and_gradient(other)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3), found, expected)
+    assert np.abs(found[1]["value_embedding"]["scale"]).min() > 1e-3
+
+
 KINDS = {"layers": ("heads", "latent"), "layer_kinds": {"heads": {}, "latent": {"mixer": "latent"}}}
 
 
@@ -99,7 +117,6 @@ def test_segments_with_memory_are_the_whole_text(rng, changes):
 
 
 @pytest.mark.parametrize(("changes", "says"), [
-    ({"scan_layers": True}, "with scan_layers true; expected false"),
     ({"value_embeddings": (3,)}, r"\(3,\); expected different layers of 0 to 2, -1 for the last"),
     ({"value_embeddings": (-4,)}, "expected different layers of 0 to 2"),
     ({"value_embeddings": (2, -1)}, "expected different layers"),

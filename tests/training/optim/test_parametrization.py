@@ -10,16 +10,16 @@ import pytest
 from flax import linen as nn
 
 from tests.training.optim.test_optimizer import CONFIG
-from transformer.config import from_values, to_values
+from transformer.config import from_values, refuse_idle, to_values
 from transformer.errors import UserError
 from transformer.layers.mixers import MIXERS
 from transformer.models.classifier import ClassifierConfig, TextClassifier
-from transformer.models.config.width import widened
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.models.transformer_xl import TransformerXLConfig
+from transformer.models.transforms.mup import logit_scale, score_scale, widened
 from transformer.models.vision import VisionConfig, VisionTransformer
 from transformer.training.optim.optimizer import OptimizerConfig, make_optimizer
 from transformer.training.optim.parametrization import KINDS, Parametrization, scales, split_axes
@@ -190,7 +190,7 @@ def test_at_the_base_width_nothing_is_scaled(optimizer):
         model = DecoderConfig(**keys | {"parametrization": "mup", "base_width": 64})
         mup = of(model, lambda rng, model=model: model.build(50).init(rng, TOKENS)["params"], name=optimizer)
         assert all((each.initial, each.step) == (1, 1) for each in named(mup.scales).values())
-        assert model.score_scale == model.logit_scale == 1
+        assert score_scale(model) == logit_scale(model) == 1
 
 
 @pytest.mark.thorough
@@ -283,7 +283,7 @@ def test_blocks_of_a_deep_model_add_less(power, last, inner, initial):
 
 def test_scores_are_divided_by_the_width_of_a_head_and_tied_logits_by_that_of_the_model(rng):
     wide = DecoderConfig(**SIZES | MUP | {"head_dim": 0, "base_head_dim": 2})
-    assert wide.score_scale == pytest.approx((wide.key_width / 2) ** -0.5)
+    assert score_scale(wide) == pytest.approx((wide.key_width / 2) ** -0.5)
     (block,) = wide.stack(causal=True).blocks
     assert block.mixer.scale * block.mixer.score_scale == pytest.approx(2**0.5 / wide.key_width)
     for mixer in ("multi_head", "linear", "latent"):
@@ -321,7 +321,7 @@ def test_tables_that_are_multiplied_by_the_root_of_the_width_have_smaller_steps(
 )
 def test_keys_that_are_not_defined_together_are_named(keys, said):
     with pytest.raises(UserError) as raised:
-        from_values(DecoderConfig, SIZES | MUP | keys)
+        refuse_idle(from_values(DecoderConfig, SIZES | MUP | keys))
     assert said is None or str(raised.value).startswith(f"config.{said}")
 
 

@@ -5,91 +5,52 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.config import Nonnegative
 from transformer.errors import UserError
-from transformer.layers.block import Block
 from transformer.layers.linear import Linear
 from transformer.layers.stack import Stack
-from transformer.models.config.stack_config import StackConfig
 
 
-@dataclass(frozen=True)
-class LoraConfig(StackConfig):
-    """The config of a stack of blocks with optional LoRA adapters."""
+def check_adapters(config: Any) -> None:
+    """Raises `UserError` if `lora_layers` of a `StackConfig` is not a regular expression."""
+    try:
+        re.compile(config.lora_layers)
+    except re.error as error:
+        given = f"lora_layers: {config.lora_layers!r}"
+        raise UserError(f"{given} is not a regular expression: {error}") from None
 
-    own: ClassVar = (*StackConfig.own, "lora_rank", "lora_alpha", "lora_layers")
 
-    lora_rank: Nonnegative = 0  # LoRA rank of the linear layers that lora_layers names; 0: no LoRA
-    lora_alpha: float = 16.0  # the LoRA term is multiplied by lora_alpha / lora_rank
-    # regular expression for the paths of a block's linear layers: attention/query, feed_forward/up
-    lora_layers: str = "/(query|value)$"
+def unmatched(config: Any) -> dict[str, str]:
+    """`lora_rank`, with the reason why no layer of the model has adapters; {} if one has."""
+    names = linears(dataclasses.replace(config, lora_rank=0))
+    why = f"with lora_layers {config.lora_layers!r}, which is found in none of {', '.join(names)}"
+    return {} if any(re.search(config.lora_layers, name) for name in names) else {"lora_rank": why}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        try:
-            re.compile(self.lora_layers)
-        except re.error as error:
-            raise UserError(
-                f"lora_layers: {self.lora_layers!r} is not a regular expression: {error}"
-            ) from None
 
-    def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
-        """See `StackConfig.stack`; with `lora_rank` the blocks have adapters."""
-        stack = super().stack(num_layers, cross=cross, causal=causal)
-        return adapted(stack, self.lora_rank, self.lora_alpha, self.lora_layers) if self.lora_rank else stack
+def linears(config: Any) -> list[str]:
+    """The paths of the linear layers in the blocks of the model: attention/query and so on."""
+    found = set()
 
-    @property
-    def stacks(self) -> tuple[Stack, ...]:
-        """All stacks of the model."""
-        return (self.stack(),)
+    def note(function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
+        if isinstance(context.module, Linear):
+            found.add("/".join(context.module.path))
+        return function(*args, **kwargs)
 
-    @classmethod
-    def inherited(cls, theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
-        """See `ModelConfig`: adapters are taken with their scale."""
-        both = theirs.get("lora_rank") and here.get("lora_rank")
-        return super().inherited(theirs, here) | ({"lora_alpha": theirs["lora_alpha"]} if both else {})
-
-    def function(self) -> dict[str, Any]:
-        """See `ModelConfig`."""
-        return super().function() | ({"lora_alpha": self.lora_alpha} if self.lora_rank else {})
-
-    def idle(self) -> dict[str, str]:
-        """See `transformer.config.idle_keys`: and a rank of adapters that no layer has."""
-        if not self.lora_rank:
-            return super().idle() | dict.fromkeys(("lora_alpha", "lora_layers"), "with lora_rank 0")
-        return super().idle() | self._unmatched()
-
-    def _unmatched(self) -> dict[str, str]:
-        names = dataclasses.replace(self, lora_rank=0).linears()
-        why = f"with lora_layers {self.lora_layers!r}, which is found in none of {', '.join(names)}"
-        found = any(re.search(self.lora_layers, name) for name in names)
-        return {} if found else {"lora_rank": why}
-
-    def linears(self) -> list[str]:
-        """The paths of the linear layers in the blocks of the model: attention/query and so on."""
-        found = set()
-
-        def note(function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
-            if isinstance(context.module, Linear):
-                found.add("/".join(context.module.path))
-            return function(*args, **kwargs)
-
-        x_btd = jax.ShapeDtypeStruct((1, 1, self.d_model), self.dtype)
-        with nn.intercept_methods(note):
-            for stack in self.stacks:
-                jax.eval_shape(stack.init, jax.eval_shape(jax.random.key, 0), x_btd)
-        return sorted(found)
+    x_btd = jax.ShapeDtypeStruct((1, 1, config.d_model), config.dtype)
+    with nn.intercept_methods(note):
+        for stack in config.stacks:
+            jax.eval_shape(stack.init, jax.eval_shape(jax.random.key, 0), x_btd)
+    return sorted(found)
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """A flax method interceptor that adds (alpha / rank) x . down . up to the output of each `Linear` of a
+    """A transform of a stack that adds (alpha / rank) x . down . up to the output of each `Linear` of a
     block whose path matches the regular expression `layers`; x is the input of the layer.
 
     `up` is initialised with zeros. The two kernels are a low-rank update of the layer's kernel. Their names
@@ -116,35 +77,12 @@ class Adapters:
         return y + up(down(*args, **kwargs)) * jnp.asarray(self.alpha / self.rank, y.dtype)
 
 
-class AdaptedBlock(Block):
-    """A block whose linear layers have adapters, in all of its methods."""
-
-    adapters: Adapters | None = None
-
-    @nn.nowrap
-    def init(self, *args: Any, **kwargs: Any) -> Any:
-        """See `nn.Module`."""
-        with nn.intercept_methods(self.adapters):
-            return super().init(*args, **kwargs)
-
-    @nn.nowrap
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """See `nn.Module`."""
-        with nn.intercept_methods(self.adapters):
-            return super().apply(*args, **kwargs)
-
-
 def adapted(stack: Stack, rank: int, alpha: float, layers: str) -> Stack:
     """The stack with adapters in its blocks; see `Adapters`."""
-
-    def adapt(block: Block) -> Block:
-        fields = {field.name: getattr(block, field.name) for field in dataclasses.fields(Block)}
-        return AdaptedBlock(**fields, adapters=Adapters(rank, alpha, layers))
-
-    return dataclasses.replace(stack, blocks=tuple(map(adapt, stack.blocks)))
+    return dataclasses.replace(stack, transforms=(*stack.transforms, Adapters(rank, alpha, layers)))
 
 
-def merged(params: Any, config: LoraConfig) -> Any:
+def merged(params: Any, config: Any) -> Any:
     """The parameters of the same function without adapters: W + (alpha / rank) down . up in place of W.
 
     Source: Hu et al. 2022 (LoRA), section 4.1.

@@ -1,15 +1,23 @@
-"""Decoders with value embeddings."""
+"""Value embeddings: chosen layers add a learned embedding of each token to the values of their attention."""
 
+import dataclasses
 import functools
 import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.errors import UserError
+from transformer.layers.block import Block
 from transformer.layers.embedding import Embedding
-from transformer.layers.variants.value_embeddings import places_of
+from transformer.layers.mixers import MultiHeadAttention
+from transformer.layers.stack import SHARED, Stack
+
+VALUES = "values"
+"""The variable of `SHARED` with what each of the chosen layers adds, a tuple of arrays (b, t, g, k)."""
 
 
 class ValueEmbedding(Embedding, kw_only=True):  # type: ignore[call-arg]
@@ -27,15 +35,16 @@ class ValueEmbedding(Embedding, kw_only=True):  # type: ignore[call-arg]
         ones = nn.with_logical_partitioning(nn.initializers.ones, (None,))
         self.scale_l = self.param("scale", ones, (len(self.shapes),), jnp.float32)
 
-    def of_layers(self, tokens_bt: jax.Array) -> list[jax.Array]:
+    def of_layers(self, tokens_bt: jax.Array) -> tuple[jax.Array, ...]:
         """(b, t) integers -> (b, t, g, k) for each layer."""
         ends = [*itertools.accumulate(g * k for g, k in self.shapes)][:-1]
         parts = zip(self.shapes, jnp.split(self(tokens_bt), ends, axis=-1), self.scale_l, strict=True)
-        found = [
+        values = [
             (scale.astype(x_bte.dtype) * x_bte).reshape(*tokens_bt.shape, *shape)
             for shape, x_bte, scale in parts
         ]
-        return [nn.with_logical_constraint(x, ("batch", "length", "kv_heads", "head_dim")) for x in found]
+        axes = "batch", "length", "kv_heads", "head_dim"
+        return tuple(nn.with_logical_constraint(value_btgk, axes) for value_btgk in values)
 
 
 @functools.cache
@@ -50,22 +59,63 @@ def with_value_embeddings(decoder: Any) -> Any:
     class ValueDecoder(decoder):
         def setup(self) -> None:
             super().setup()
-            c, shapes = self.config, tuple(self._shapes.values())
-            width = sum(g * k for g, k in shapes)
-            self.value_embedding = ValueEmbedding(
-                self.vocab_size, width, c.vocab_multiple, dtype=c.dtype, shapes=shapes
-            )
+            c = self.config
+            stack = c.stack(causal=True)
+            widths = [mixer.cache_widths for mixer in stack.mixers]
+            shapes = tuple((widths[i][0], widths[i][2]) for i in places_of(stack, c.value_embeddings))
+            sizes = self.vocab_size, sum(g * k for g, k in shapes), c.vocab_multiple
+            self.value_embedding = ValueEmbedding(*sizes, dtype=c.dtype, shapes=shapes)
 
         def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> Any:
-            """See `Decoder.embed`; and {layer: (b, t, g, k)}, which is added to its values."""
+            """See `Decoder.embed`; and the variables that layers get."""
             x_btd = super().embed(tokens_bt, positions_bt, train)
-            return x_btd, dict(zip(self._shapes, self.value_embedding.of_layers(tokens_bt), strict=True))
-
-        @property
-        def _shapes(self) -> dict[int, tuple[int, int]]:
-            """The chosen layers, with the number and the width of their values' heads."""
-            stack = self.config.stack(causal=True)
-            widths = [mixer.cache_widths for mixer in stack.mixers]
-            return {i: (widths[i][0], widths[i][2]) for i in places_of(stack, self.config.value_embeddings)}
+            return x_btd, {VALUES: self.value_embedding.of_layers(tokens_bt)}
 
     return ValueDecoder
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedValues:
+    """A transform of a stack: in each of the layers `places` the values of the attention are W x + `VALUES`,
+    and so are those in its cache."""
+
+    places: tuple[int, ...]
+
+    def __call__(self, function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
+        """Calls `function`; of a block with multi-head attention, with what is added to its values."""
+        block = context.module
+        if not isinstance(block, Block) or context.method_name != "__call__":
+            return function(*args, **kwargs)
+        if type(block.mixer) is not MultiHeadAttention:
+            return function(*args, **kwargs)
+        values, layer = block.get_variable(SHARED, VALUES, ()), kwargs["mask"].layer
+
+        def add(function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
+            value_btgk = function(*args, **kwargs)
+            if context.module.path == ("attention", "value") and context.method_name == "__call__":
+                for place, added_btgk in zip(self.places, values, strict=False):  # none in initialisation
+                    if added_btgk.shape == value_btgk.shape:
+                        value_btgk += jnp.where(layer == place, added_btgk, 0)
+            return value_btgk
+
+        with nn.intercept_methods(add):
+            return function(*args, **kwargs)
+
+
+def with_values(stack: Stack, chosen: Sequence[int]) -> Stack:
+    """The stack, whose layers `chosen` take values to add.
+
+    Raises:
+      UserError: there is no such layer, or it has another mixer than multi-head attention.
+    """
+    key, places = f"config.model.value_embeddings: {tuple(chosen)}", places_of(stack, chosen)
+    if len({*places}) < len(places) or not all(0 <= i < stack.num_layers for i in places):
+        raise UserError(f"{key}; expected different layers of 0 to {stack.num_layers - 1}, -1 for the last")
+    if bad := [i for i in places if type(stack.block(i).mixer) is not MultiHeadAttention]:
+        raise UserError(f"{key}: the mixer of layer {bad[0]} is not 'multi_head', which alone can have them")
+    return dataclasses.replace(stack, transforms=(*stack.transforms, AddedValues(places)))
+
+
+def places_of(stack: Stack, chosen: Sequence[int]) -> tuple[int, ...]:
+    """The chosen layers, counted from the first."""
+    return tuple(i + stack.num_layers if i < 0 else i for i in chosen)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.models.config.stack_keys import FAMILIES, OPTIONAL
+from transformer.layers.mixers import MIXERS
 
 
 def windowed(config: Any, size: int) -> Any:
@@ -26,8 +26,7 @@ def windowed(config: Any, size: int) -> Any:
 
 def _windowed(kind: Any, size: int, name: str) -> dict[str, Any]:
     """The keys that change in a kind of layers."""
-    family, field = OPTIONAL["pattern"]
-    if field not in FAMILIES[family][getattr(kind, family)].__dataclass_fields__:
+    if "pattern" not in MIXERS[kind.mixer].__dataclass_fields__:
         return {}
     if kind.pattern not in ("full", "window") or (kind.pattern == "window" and kind.pattern_extra > 1):
         which = f"model.layer_kinds.{name}.pattern" if name else "model.pattern"

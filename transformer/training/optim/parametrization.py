@@ -64,7 +64,7 @@ def split_axes(names: Sequence[str | None], shape: Sequence[int]) -> tuple[Axes,
 
 def scales(path: tuple, box: Any, model: Any, kind: str, rms: bool = False) -> Scales:
     """The factors of a parameter, boxed with its logical axes, for a kind of `KINDS` and the config of a
-    model (see `WidthConfig`); `rms` if Muon has `consistent_rms`."""
+    model (see `StackConfig`); `rms` if Muon has `consistent_rms`."""
     inputs, outputs = split_axes(box.names, box.value.shape)
     inside, outside = growth_of(inputs, model), growth_of(outputs, model)
     initial = min(1.0, math.sqrt(outside / inside)) if inputs else 1.0

@@ -1,1 +1,0 @@
-"""The config keys of models."""

@@ -1,0 +1,256 @@
+"""The blocks of a model, made from its config, and the combinations of keys of which there are none."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformer.config import default_of
+from transformer.errors import UserError
+from transformer.layers.attention.patterns import PATTERNS, Blocks, Pattern
+from transformer.layers.attention.positions import POSITIONS, Position
+from transformer.layers.block import Block
+from transformer.layers.feed_forward import FEED_FORWARDS
+from transformer.layers.mixers import MIXERS, Attention, Mixer
+from transformer.layers.normalization import HEAD_NORMS, RMSNorm
+from transformer.layers.stack import Stack
+
+UNROLLED = 1000
+"""The most layers that are traced one by one, which takes some minutes."""
+
+
+def make_stack(c: Any, num_layers: int, cross: bool, causal: bool) -> Stack:
+    """The stack of a `StackConfig` with that many blocks; see `StackConfig.stack`."""
+    kinds = c.kinds
+    blocks = {name: make_block(kind, num_layers, cross, causal) for name, kind in kinds.items()}
+    names = c.layers[:num_layers] or ("",)
+    drops = any(kind.dropout > 0 or kind.attention_dropout > 0 for kind in kinds.values())
+    tied = ("position",) if c.share_position else ()
+    blocks_m = tuple(blocks[name] for name in names)
+    stack = Stack(blocks_m, names, num_layers, c.scan_layers, c.remat, drops, tied)
+    for key, transform in TRANSFORMS.items():
+        if getattr(c, key, None):
+            stack = transform(c, stack)
+    return stack
+
+
+def _with_skips(c: Any, stack: Stack) -> Stack:
+    from transformer.layers.variants.skips import with_skips
+
+    return with_skips(stack)
+
+
+def _with_adapters(c: Any, stack: Stack) -> Stack:
+    from transformer.models.transforms.lora import adapted
+
+    return adapted(stack, c.lora_rank, c.lora_alpha, c.lora_layers)
+
+
+def _with_scaled_scores(c: Any, stack: Stack) -> Stack:
+    if c.parametrization == "standard":
+        return stack
+    from transformer.models.transforms.mup import with_scaled_scores
+
+    return with_scaled_scores(c, stack)
+
+
+def _with_values(c: Any, stack: Stack) -> Stack:
+    from transformer.models.transforms.value_embeddings import with_values
+
+    return with_values(stack, c.value_embeddings)
+
+
+TRANSFORMS: dict[str, Callable[[Any, Stack], Stack]] = {
+    "skips": _with_skips,
+    "lora_rank": _with_adapters,
+    "base_head_dim": _with_scaled_scores,
+    "value_embeddings": _with_values,
+}
+"""Key -> what changes the stack of blocks of a config in which the key is set."""
+
+
+def make_block(c: Any, num_layers: int, cross: bool, causal: bool) -> Block:
+    """A block of a stack of `num_layers`."""
+    # The n blocks of m sublayers add n m terms to the residual stream. Except with post-norm each has an
+    # initial variance divided by n m, so that their sum has the scale of one term (Radford et al. 2019).
+    make = FEED_FORWARDS[c.feed_forward]
+    scale = 1.0 if c.norm_placement == "post" else 1.0 / (num_layers * (1 + cross + (make is not None)))
+    return Block(
+        mixer=make_mixer(c, c.mixer, causal=causal, output_scale=scale),
+        cross_attention=_cross_attention(c, causal, scale) if cross else None,
+        feed_forward=make and _feed_forward(c, make, scale),
+        norm=c.normalization,
+        placement=c.norm_placement,
+        dropout=c.dropout,
+        parallel=c.parallel_sublayers,
+        attention_norm=c.attention_norm,
+        parent=None,
+    )
+
+
+def _feed_forward(c: Any, make: Any, output_scale: float) -> Any:
+    options = {"d_ff": c.d_ff, "use_bias": c.use_bias, "dtype": c.dtype, "output_scale": output_scale}
+    if not c.num_experts:
+        return make(**options, parent=None)
+    from transformer.layers.variants.experts import Experts
+
+    network = functools.partial(make, **options)
+    return Experts(network, c.num_experts, c.experts_per_token, c.capacity_factor, parent=None)
+
+
+def _cross_attention(c: Any, causal: bool, output_scale: float) -> Any:
+    kind = c.mixer if issubclass(MIXERS[c.mixer], Attention) else "multi_head"
+    mixer = make_mixer(c, kind, causal=causal, output_scale=output_scale)
+    return mixer.clone(position=POSITIONS["none"](parent=None), pattern=None, name=None, parent=None)
+
+
+def make_mixer(c: Any, kind: str, *, causal: bool, output_scale: float) -> Mixer:
+    """A mixer of this kind, built from those keys that are its fields."""
+    values = vars(c) | {
+        "head_dim": c.key_width,
+        "num_kv_heads": c.num_kv_heads or c.num_heads,
+        "dropout": c.attention_dropout,
+        "use_bias": c.attention_biases,
+        "pattern": None if c.pattern == "full" else _pattern(c),
+        "position": make_position(c, causal, parent=None),
+        "head_norm": functools.partial(HEAD_NORMS.get(c.norm, RMSNorm), epsilon=c.qk_norm_epsilon),
+        "output_scale": output_scale,
+    }
+    return _build(MIXERS[kind], values, parent=None, name="attention")
+
+
+def _pattern(c: Any) -> Pattern:
+    make: Any = PATTERNS[c.pattern]
+    try:
+        pattern = make(c.pattern_size, c.pattern_extra)
+        each = isinstance(pattern, Blocks) and c.pattern_draws == "each"
+        return dataclasses.replace(pattern, each=True) if each else pattern
+    except UserError as error:
+        sizes = f"pattern_size: {c.pattern_size} and pattern_extra: {c.pattern_extra}"
+        raise UserError(f"{sizes} with pattern {c.pattern!r}: {error}") from error
+
+
+def make_position(c: Any, causal: bool, **module: Any) -> Position:
+    """The position encoding, for causal attention if `causal`."""
+    values = {
+        "base": c.position_base,
+        "max_length": c.max_length,
+        "head_dim": c.key_width,
+        "scaling": c.position_scaling,
+        "scaling_factor": c.position_factor,
+        "original_length": c.position_original_length,
+        "fraction": c.position_fraction,
+        "offset": c.position_offset,
+        "causal": causal,
+        "rms": c.added_rms,
+    }
+    sizes = {"max_distance": c.position_distance, "num_buckets": c.position_buckets}
+    values |= {name: size for name, size in sizes.items() if size}  # 0: that of the encoding
+    return _build(POSITIONS[c.position], values, **module)
+
+
+def _build(kind: Any, values: Mapping[str, Any], **module: Any) -> Any:
+    """A module built from those values that are its fields."""
+    return kind(**{key: value for key, value in values.items() if key in kind.__dataclass_fields__}, **module)
+
+
+def check(c: Any) -> None:
+    """Raises `UserError` for values of a `StackConfig` of which there are no blocks."""
+    if c.head_dim == 0 and c.d_model % c.num_heads:
+        why = f"not divisible by num_heads {c.num_heads}; set head_dim > 0"
+        raise UserError(f"d_model: {c.d_model} is {why}")
+    if POSITIONS[c.position].of_head_width:
+        _check_heads(c)
+    for key, check_key in CHECKS.items():
+        if getattr(c, key) != default_of(c.__dataclass_fields__[key]):
+            check_key(c)
+    width = make_mixer(c, c.mixer, causal=False, output_scale=1.0).rotary_width
+    if round(width * c.position_fraction, 6) % 2 and POSITIONS[c.position].has("rotate"):
+        raise UserError(_odd(c, width))
+
+
+def check_layers(c: Any, num_layers: int = 0) -> None:
+    """Raises `UserError` for more layers (0: those of the config) than can be traced one by one."""
+    if (number := num_layers or c.num_layers) > UNROLLED and not c.scan_layers:
+        raise UserError(f"num_layers: {number}; expected at most {UNROLLED:,}, or scan_layers=True")
+
+
+def _check_groups(c: Any) -> None:
+    if c.num_heads % (c.num_kv_heads or 1):
+        raise UserError(f"num_kv_heads: {c.num_kv_heads} does not divide num_heads {c.num_heads}")
+
+
+def _check_scaling(c: Any) -> None:
+    if c.position_factor < 1 or (c.position_factor > 1) != (c.position_scaling != "none"):
+        given = f"position_factor: {c.position_factor} with position_scaling {c.position_scaling!r}"
+        raise UserError(f"{given}; expected 1 without scaling, and more than 1 with it")
+
+
+def _check_experts(c: Any) -> None:
+    if c.num_experts < c.experts_per_token:
+        raise UserError(f"experts_per_token: {c.experts_per_token}; num_experts is {c.num_experts}")
+
+
+def _check_norm(c: Any) -> None:
+    if c.norm_placement == "post" and not c.attention_norm:
+        raise UserError("attention_norm: False with norm_placement 'post'; expected 'pre' or 'sandwich'")
+
+
+def _check_kinds(c: Any) -> None:
+    from transformer.models.transforms.layer_kinds import check_kinds
+
+    check_kinds(c)
+
+
+def _check_widths(c: Any) -> None:
+    from transformer.models.transforms.mup import check_widths
+
+    check_widths(c)
+
+
+def _check_adapters(c: Any) -> None:
+    from transformer.models.transforms.lora import check_adapters
+
+    check_adapters(c)
+
+
+def _check_heads(c: Any) -> None:
+    """Of an encoding with vectors of the width of a head."""
+    if c.attention_scale:
+        given = f"attention_scale: {c.attention_scale} with position {c.position!r}"
+        raise UserError(f"{given}, which scales its own scores; expected 0")
+    if not getattr(MIXERS[c.mixer], "heads_of_width", True):
+        having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
+        given = f"position: {c.position!r} with mixer {c.mixer!r}"
+        raise UserError(f"{given}; only {', '.join(map(repr, having))} has it")
+
+
+def _check_shared_position(c: Any) -> None:
+    if not any(POSITIONS[kind.position].per_layer for kind in c.kinds.values()):
+        having = ", ".join(repr(name) for name, kind in POSITIONS.items() if kind.per_layer)
+        given = f"share_position: true with position {c.position!r}"
+        raise UserError(f"{given}; only {having} learns in each layer")
+
+
+CHECKS: dict[str, Callable[[Any], None]] = {
+    "num_layers": check_layers,
+    "num_kv_heads": _check_groups,
+    "position_factor": _check_scaling,
+    "position_scaling": _check_scaling,
+    "num_experts": _check_experts,
+    "attention_norm": _check_norm,
+    "layers": _check_kinds,
+    "layer_kinds": _check_kinds,
+    "parametrization": _check_widths,
+    "lora_rank": _check_adapters,
+    "share_position": _check_shared_position,
+}
+"""Key -> what checks its combinations with others where it does not have its default."""
+
+
+def _odd(c: Any, width: int) -> str:
+    """That an odd number of dimensions cannot be rotated, and which key it follows from."""
+    if c.position_fraction == 1:
+        return f"head_dim: {width} is odd; {c.position} rotates pairs, so it must be even"
+    of_them = f"{c.position_fraction:g} of {width} dimensions is {width * c.position_fraction:g}"
+    return f"position_fraction: {of_them}; {c.position!r} rotates pairs, so it must be an even number"
