@@ -131,7 +131,7 @@ def keys_page() -> str:
     A key that experiments describe alike is one entry; where they differ, each variant names its experiments.
     """
     from experiments import EXPERIMENTS, find_experiment
-    from transformer.config import Key, describe_keys
+    from transformer.config_help import Key, describe_keys
 
     variants: dict[str, dict[str, tuple[Key, list[str]]]] = {}
     for name in EXPERIMENTS:
@@ -159,7 +159,7 @@ def keys_page() -> str:
 def key_entry(key: Any, experiments: str) -> str:
     """A key as an item of a definition list; `experiments` says which have it, "" if all do."""
     default = "" if key.default is None else f" = {json.dumps(key.default)}"
-    kind = escaped(", ".join(filter(None, [key.type, key.bound])))
+    kind = escaped(", ".join(filter(None, [key.type, key.bound, key.condition])))
     owners = f" Of {experiments}." if experiments else ""
     return f"`{key.name}{default}`{{#{key.name}}}\n:   {escaped(key.meaning)} (*{kind}*).{owners}\n\n"
 

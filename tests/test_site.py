@@ -10,7 +10,7 @@ from commands import COMMANDS, find_command
 from docs import site_pages
 from experiments import EXPERIMENTS, find_experiment
 from tests import runs
-from transformer.config import describe_keys
+from transformer.config_help import describe_keys
 
 DOCS = sorted(path.relative_to(runs.ROOT).as_posix() for path in (runs.ROOT / "docs").rglob("*.md"))
 PAGES = [*site_pages.ROOT_PAGES, *DOCS]

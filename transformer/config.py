@@ -17,7 +17,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from transformer.conditions import Condition, FieldOf
@@ -101,12 +101,10 @@ class Bounded:
     """
 
     def __post_init__(self) -> None:
-        for name, bound in bounds_of(type(self)).items():  # type: ignore[arg-type]
+        for name, bound in bounds_of(type(self)).items():
             value = getattr(self, name)
             if not bound.holds(value):
                 raise bound.error(f"{name}: {value!r}; expected {bound.expected}")
-            if isinstance(value, int) and value > LARGEST:
-                raise UserError(f"{name}: {value!r}; expected at most {LARGEST:,}")
         for name, why in without_effect(self, strict=True).items():
             if getattr(self, name) != self.__dataclass_fields__[name].default:  # type: ignore[attr-defined]
                 raise UserError(f"{name}: {getattr(self, name)!r} {why}")
@@ -120,35 +118,26 @@ class Bounded:
 def without_effect(config: Any, strict: bool = False) -> dict[str, str]:
     """The keys with a condition that does not hold, and why, by all conditions that are `strict` or not."""
     return {
-        name: condition.why(value)
-        for name, condition in conditions_of(type(config), strict)  # type: ignore[arg-type]
-        if not condition.holds(value := getattr(config, condition.on))
+        name: mark.why(value)
+        for name, mark in marks_of(type(config), (Condition, FieldOf))  # type: ignore[arg-type]
+        if mark.strict is strict and not mark.holds(value := getattr(config, mark.on))
     }
 
 
-@functools.cache
-def marks_of(cls: type) -> dict[str, tuple[Any, ...]]:
-    """Field -> bound and conditions. A subclass that changes the default of a field inherits them."""
-    marks: dict[str, tuple[Any, ...]] = {}
-    for base in reversed(cls.__mro__):
-        for name, hint in typing.get_type_hints(base, include_extras=True).items():
-            if typing.get_origin(hint) is Annotated:
-                marks[name] = hint.__metadata__
-    return marks
-
-
-@functools.cache
 def bounds_of(cls: type) -> dict[str, Bound | OneOf | OnThisSystem]:
     """Field -> bound of a config class."""
-    bounds = [(name, mark) for name, marks in marks_of(cls).items() for mark in marks]
-    return {name: mark for name, mark in bounds if not isinstance(mark, (Condition, FieldOf))}
+    return dict(marks_of(cls, (Bound, OneOf, OnThisSystem)))
 
 
 @functools.cache
-def conditions_of(cls: type, strict: bool) -> list[tuple[str, Condition | FieldOf]]:
-    """(field, condition) of a config class, for those that are `strict` or not."""
-    marks = [(name, mark) for name, marks in marks_of(cls).items() for mark in marks]
-    return [(name, mark) for name, mark in marks if getattr(mark, "strict", None) is strict]
+def marks_of(cls: Any, kinds: tuple[type, ...]) -> list[tuple[str, Any]]:
+    """(field, mark) for the marks of these kinds that stand beside the fields of a config class. A subclass
+    that changes the default of a field inherits them."""
+    hints: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        found = typing.get_type_hints(base, include_extras=True)
+        hints |= {name: hint for name, hint in found.items() if typing.get_origin(hint) is Annotated}
+    return [(n, mark) for n, hint in hints.items() for mark in hint.__metadata__ if isinstance(mark, kinds)]
 
 
 def from_values(cls: type[T], values: Mapping[str, Any], path: str = "config") -> T:
@@ -160,21 +149,24 @@ def from_values(cls: type[T], values: Mapping[str, Any], path: str = "config") -
       UserError: an unknown key, a missing key without a default, a value of the wrong type or out of bounds,
         or an impossible combination.
     """
-    hints, converted = typing.get_type_hints(cls), {}
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if unknown := [key for key in values if key not in fields]:
-        valid = suggest(unknown[0], [*fields], "valid keys: ")
-        raise UserError(f"{path}.{unknown[0]}: unknown key; {valid}")
-    given = {name: {} for name in fields if dataclasses.is_dataclass(hints[name])} | dict(values)
-    for name, field in fields.items():
-        if name in given:
-            converted[name] = _convert(hints[name], given[name], f"{path}.{name}")
-        elif default_of(field) is dataclasses.MISSING:
-            raise UserError(f"{path}.{name}: missing key; expected {describe_type(hints[name])}")
+    values, hints = with_defaults(cls, values), typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    if values.keys() != set(names):
+        raise UserError(f"{path}.{_wrong_key(values, names, hints)}")
+    converted = {name: _convert(hints[name], values[name], f"{path}.{name}") for name in names}
     try:
         return cls(**converted)
     except UserError as error:
         raise type(error)(f"{path}.{error}") from None
+
+
+def _wrong_key(values: Mapping[str, Any], names: Sequence[str], hints: Mapping[str, Any]) -> str:
+    """An error on the first unknown key, or on the first missing one."""
+    for key in values:
+        if key not in names:
+            return f"{key}: unknown key; {suggest(key, names, 'valid keys: ')}"
+    missing = next(name for name in names if name not in values)
+    return f"{missing}: missing key; expected {describe_type(hints[missing])}"
 
 
 def with_defaults(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,6 +237,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return None if value is None else _convert(arguments[0], value, path)
     if hint is float and (isinstance(value, float) or type(value) is int) and math.isfinite(value):
         return float(value)
+    if hint is int and type(value) is int and value > LARGEST:
+        raise UserError(f"{path}: {value!r}; expected at most {LARGEST:,}")
     if (hint is Any and _is_json(value)) or (hint in (str, int, bool) and type(value) is hint):
         return value
     raise UserError(f"{path}: {value!r} ({type(value).__name__}); expected {_expected(hint, value)}")

@@ -11,7 +11,7 @@ import typing
 from typing import Any
 
 from transformer.conditions import Condition, FieldOf
-from transformer.config import default_of, describe_type, marks_of, to_values
+from transformer.config import bounds_of, default_of, describe_type, marks_of, to_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,8 @@ def describe_keys(cls: Any) -> tuple[Key, ...]:
 
     A subclass that changes the default of a field inherits its meaning.
     """
-    hints, marks, keys = typing.get_type_hints(cls), marks_of(cls), []
+    hints, bounds, keys = typing.get_type_hints(cls), bounds_of(cls), []
+    conditions = marks_of(cls, (Condition, FieldOf))
     meanings = {}
     for base in reversed(cls.__mro__[:-1]):  # but `object`
         meanings.update(_comments(base))
@@ -47,11 +48,9 @@ def describe_keys(cls: Any) -> tuple[Key, ...]:
             ]
         else:
             default = None if default is dataclasses.MISSING else to_values(default)
-            expected: dict[bool, list[str]] = {False: [], True: []}
-            for mark in marks.get(field.name, ()):
-                expected[isinstance(mark, (Condition, FieldOf))].append(mark.expected)
-            meaning = meanings.get(field.name, "")
-            texts = meaning, *map("; ".join, expected.values())
+            bound = bounds[field.name].expected if field.name in bounds else ""
+            condition = "; ".join(mark.expected for name, mark in conditions if name == field.name)
+            texts = meanings.get(field.name, ""), bound, condition
             keys.append(Key(field.name, describe_type(hint), default, *texts))
     return tuple(keys)
 

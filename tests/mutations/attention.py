@@ -367,7 +367,7 @@ EDITS = {
                 "iter(_unstack(tree, kinds.count(kind))[:1] * self.num_layers)",
             ),
             "nothing_is_tied": ("return x[:1] if any(", "return x if any("),
-            "nothing_is_handed_on": ("SHARED: {**given, **shared}", "SHARED: {**given}"),
+            "nothing_is_handed_on": ("SHARED: shared}", "SHARED: {}}"),
         },
     ),
     "transformer/models/decoder.py": (

@@ -60,11 +60,11 @@ class CorpusConfig(Bounded):
             raise UserError(f"vocab_size: {self.vocab_size}; {needs}, and the end")
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.config.refuse_idle`."""
+        """See `Bounded`."""
         kind, why = TOKENIZERS.get(self.tokenizer), f"with tokenizer {self.tokenizer!r}"
         unread = ([] if kind.least_size else ["vocab_size"]) if kind else self._decided_by_file
         always = {"lowercase": f"{why}, which is always in lower case"} if self.tokenizer == "words" else {}
-        return dict.fromkeys(unread, why) | always
+        return super().idle() | dict.fromkeys(unread, why) | always
 
     @property
     def _decided_by_file(self) -> list[str]:

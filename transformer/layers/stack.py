@@ -8,7 +8,7 @@ depend on these options.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.errors import UserError
-from transformer.layers.attention.cache import KVCache
 from transformer.layers.attention.masks import Mask
 from transformer.layers.block import Block
 from transformer.layers.mixers import Mixer
@@ -95,7 +94,7 @@ class Stack:
         # `param` would trace `init`, and with it all blocks, in every call, only to compare shapes.
         if owner.has_variable("params", name):
             return owner.get_variable("params", name)
-        return owner.param(name, self.init, _with_given(x)[0])
+        return owner.param(name, self.init, _state(x)[0])
 
     def unstack(self, params: Any) -> list[Any]:
         """One tree per layer, in order."""
@@ -118,7 +117,7 @@ class Stack:
         **inputs: Any,
     ) -> tuple[jax.Array, tuple[Any, ...]]:
         """Applies all blocks to a sequence: (b, t, d) -> (b, t, d); `inputs` are passed to each. x may also
-        be (x, variables), which all blocks find in `SHARED`.
+        be (x, variables), which blocks find in `SHARED`.
 
         With `caches` of earlier tokens, one of each layer, the second result is what `keep(mixer, cache)`
         leaves of each layer's new cache; it is computed within the layer, so that the whole cache may be
@@ -127,11 +126,10 @@ class Stack:
         `owner`, the module of the stack, provides the random numbers of each layer. Values that blocks sow
         into mutable collections are sown there under `name`, as a list with an entry per layer.
         """
-        x_btd, given = _with_given(x)
         asked = [] if owner.is_initializing() else [*filter(owner.is_mutable_collection, COLLECTIONS)]
         dropping = train and self.drops
         rngs_n = jax.random.split(owner.make_rng("dropout"), self.num_layers) if dropping else None
-        inputs |= {"asked": asked, "given": given, "train": train}
+        inputs |= {"train": train, "mutable": [*asked, SHARED]}
 
         def run_block(i: int, state: State, layer: Any, params: Any, cache: Any) -> Any:
             block = self.blocks[i].clone(name=f"{name}/{self.kinds[i]}".rstrip("/"))
@@ -154,42 +152,16 @@ class Stack:
 
         caches = caches or (None,) * self.num_layers
         if self.scan:
-            (x_btd, _), results = scanned(self, run_layers, (x_btd, {}), params, caches)
+            (x_btd, _), results = scanned(self, run_layers, _state(x), params, caches)
         else:
             layers = [*zip(self.unstack(params), caches, strict=True)]
-            (x_btd, _), results = run_layers((x_btd, {}), 0, layers)
+            (x_btd, _), results = run_layers(_state(x), 0, layers)
         for collection in asked:
             owner.sow(collection, name, [sown.get(collection, {}) for sown, _ in results])
         return x_btd, tuple(cache for _, cache in results)
 
-    def _run_block(
-        self,
-        block: Block,
-        state: State,
-        layer: Any,
-        params: Any,
-        cache: Any,
-        *inputs: Any,
-        given: Mapping[str, Any],
-        mask: Mask,
-        asked: Sequence[str] = (),
-        **options: Any,
-    ) -> tuple[State, Any, Any]:
-        """The state behind a block, its new cache, and what it sowed into the collections `asked`."""
-        (x_btd, shared), mask = state, dataclasses.replace(mask, layer=layer)
-        variables = {"params": params, SHARED: {**given, **shared}}
-        options |= {"mask": mask, "mutable": [*asked, SHARED]}
-        (x_btd, cache), found = self.call(block.apply, variables, x_btd, cache, *inputs, **options)
-        shared = {key: value for key, value in found.pop(SHARED, {}).items() if key not in given}
-        return (x_btd, shared), cache, found
-
     def extend(
-        self,
-        layers: list[Any],
-        x: Any,
-        caches: Sequence[Any],
-        memories: Sequence[KVCache | None] = (),
-        **inputs: Any,
+        self, layers: list[Any], x: Any, caches: Sequence[Any], memories: Sequence[Any] = (), **inputs: Any
     ) -> tuple[jax.Array, tuple[Any, ...]]:
         """Applies all blocks to new tokens in the step form, with a cache per layer (and the keys and values
         of a memory per layer), and the parameters by `unstack`; x is as for `run`.
@@ -197,13 +169,23 @@ class Stack:
         Always unrolled, so that each layer updates its cache in place, and a loop over tokens does not slice
         the parameters in its body.
         """
-        x_btd, inputs["given"] = _with_given(x)
-        state, extended = (x_btd, {}), []
-        memories = memories or (None,) * self.num_layers
-        for i, layer in enumerate(zip(layers, caches, memories, strict=True)):
-            state, cache, _ = self._run_block(self.block(i), state, i, *layer, **inputs)
+        state, inputs["mutable"] = _state(x), [SHARED]
+        extended, memories = [], memories or (None,) * self.num_layers
+        for i, (params, cache, memory) in enumerate(zip(layers, caches, memories, strict=True)):
+            inputs["memory"] = memory
+            state, cache, _ = self._run_block(self.block(i), state, i, params, cache, **inputs)
             extended.append(cache)
         return state[0], tuple(extended)
+
+    def _run_block(
+        self, block: Block, state: State, layer: Any, params: Any, cache: Any, **inputs: Any
+    ) -> tuple[State, Any, Any]:
+        """The state behind a block, its new cache, and what it sowed."""
+        x_btd, shared = state
+        inputs["mask"] = dataclasses.replace(inputs["mask"], layer=layer)
+        variables = {"params": params, SHARED: shared}
+        (x_btd, cache), sown = self.call(block.apply, variables, x_btd, cache, **inputs)
+        return (x_btd, sown.pop(SHARED, {})), cache, sown
 
     def call(self, method: Callable, *inputs: Any, **options: Any) -> Any:
         """A method of a block, `init` or `apply`, with the transforms of the stack."""
@@ -222,7 +204,7 @@ class Stack:
         return [self.block(i).mixer for i in range(self.num_layers)]
 
 
-def _with_given(x: Any) -> tuple[jax.Array, Mapping[str, Any]]:
+def _state(x: Any) -> State:
     return x if isinstance(x, tuple) else (x, {})
 
 

@@ -22,12 +22,11 @@ class DecoderConfig(DecoderKeys):
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model for a tokenizer of `vocab_size` tokens."""
-        return self.transformed(Decoder)(self, self.entries(vocab_size))
+        make = self.with_values(Decoder) if self.value_embeddings else Decoder
+        return make(self, self.entries(vocab_size))
 
-    def transformed(self, decoder: type[nn.Module]) -> type[nn.Module]:
-        """The kind of decoder, with value embeddings if there are any."""
-        if not self.value_embeddings:
-            return decoder
+    def with_values(self, decoder: type) -> type:
+        """The kind of decoder with value embeddings."""
         from transformer.models.transforms.value_embeddings import with_value_embeddings
 
         return with_value_embeddings(decoder)

@@ -29,7 +29,7 @@ def make_stack(c: Any, num_layers: int, cross: bool, causal: bool) -> Stack:
     blocks_m = tuple(blocks[name] for name in names)
     stack = Stack(blocks_m, names, num_layers, c.scan_layers, c.remat, drops, tied)
     for key, transform in TRANSFORMS.items():
-        if getattr(c, key, None):
+        if vars(c).get(key):
             stack = transform(c, stack)
     return stack
 

@@ -56,7 +56,8 @@ class TransformerXLConfig(DecoderConfig):
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model for a tokenizer of `vocab_size` tokens."""
-        return self.transformed(TransformerXL)(self, self.entries(vocab_size))
+        make = self.with_values(TransformerXL) if self.value_embeddings else TransformerXL
+        return make(self, self.entries(vocab_size))
 
 
 @struct.dataclass

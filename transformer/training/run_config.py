@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+from transformer.conditions import only
 from transformer.config import (
     Bound,
     Bounded,
@@ -43,8 +44,9 @@ class TrainConfig(Bounded):
     sample_every: Nonnegative = 0  # steps between samples; 0: only at the end
     max_skipped: Nonnegative = 20  # consecutive steps with a non-finite gradient before giving up; 0: never
     rollbacks: Nonnegative = 0  # then go back to the last good checkpoint, at most so often; 0: give up
-    spike: NonnegativeFloat = 0.0  # go back also if the loss exceeds its recent median by more; 0: never
-    profile_from: Positive = 10  # step after which the profiler starts
+    # go back also if the loss exceeds its recent median by more; 0: never
+    spike: Annotated[NonnegativeFloat, only("rollbacks")] = 0.0
+    profile_from: Annotated[Positive, only("profile_steps")] = 10  # step after which the profiler starts
     profile_steps: Nonnegative = 0  # steps to profile; 0: off
     writers: str = "jsonl,tensorboard"  # comma-separated keys of WRITERS; "": none
 
@@ -70,11 +72,6 @@ class TrainConfig(Bounded):
                 f"keep_best: a checkpoint needs an evaluation at its step: checkpoint_every "
                 f"{self.checkpoint_every} is not a multiple of evaluate_every {self.evaluate_every}"
             )
-
-    def idle(self) -> dict[str, str]:
-        """See `transformer.config.idle_keys`."""
-        found = {} if self.profile_steps else {"profile_from": "with profile_steps 0"}
-        return found | ({} if self.rollbacks else {"spike": "with rollbacks 0"})
 
 
 TAKEN = ("train", "eval", "generate", "answer")
@@ -122,7 +119,7 @@ class RunConfig(Bounded):
     deterministic: bool = False  # training gives the same bits each time on the same devices, also on GPUs
     initialize_from: Place = ""  # warm start: folder of a run whose parameters and tokenizer to take, or ""
     # error if that run lacks parameters other than heads, or computes another function with them
-    initialize_strict: bool = True
+    initialize_strict: Annotated[bool, only("initialize_from")] = True
     initialize_std: NonnegativeFloat = 0.0  # std of truncated-normal initialisation of matrices; 0: by layer
     optimizer: OptimizerConfig
     train: TrainConfig
@@ -144,11 +141,10 @@ class RunConfig(Bounded):
         check_stages(self)
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.config.idle_keys`."""
-        found = {} if self.initialize_from else {"initialize_strict": "with initialize_from ''"}
+        """See `Bounded`; with the keys of `data` that no source reads."""
         data: Any = vars(self).get("data")
         unread = data.unread([*self.evaluate.sets.values()]) if hasattr(data, "unread") else {}
-        return found | {f"data.{key}": why for key, why in unread.items()}
+        return super().idle() | {f"data.{key}": why for key, why in unread.items()}
 
     def function(self) -> dict[str, Any]:
         """Key -> value of all that the function of given parameters depends on, and what shapes depend on."""

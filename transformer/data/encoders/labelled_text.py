@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from transformer.conditions import only
 from transformer.config import Bound, Nonnegative
 from transformer.data.cache.disk_cache import build_once, digest, load_values
 from transformer.data.cache.token_cache import TokenCache
@@ -33,7 +34,8 @@ class LabelledDataConfig(CorpusConfig):
     sequence_length: Annotated[int, Bound("at least 4, special tokens and text", 4)] = 256  # tokens per row
     # texts longer than a row: truncate, keep both ends, read all in windows, leave out, error
     too_long: TooLong = "cut"
-    stride: Nonnegative = 0  # most tokens between the starts of windows; 0: the length of a window
+    # most tokens between the starts of windows; 0: the length of a window
+    stride: Annotated[Nonnegative, only("too_long", "windows")] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,11 +48,6 @@ class LabelledDataConfig(CorpusConfig):
             raise UserError(f"sequence_length: {self.sequence_length}; windows of pairs need at least 5")
         if self.stride > room:
             raise UserError(f"stride: {self.stride}; expected 0 to {room}, the tokens of a window")
-
-    def idle(self) -> dict[str, str]:
-        """See `transformer.config.idle_keys`."""
-        unread = {} if self.too_long == "windows" else {"stride": f"with too_long {self.too_long!r}"}
-        return super().idle() | unread
 
 
 class LabelledData(PackedCorpus):

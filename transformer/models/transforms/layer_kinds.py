@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformer.conditions import FieldOf
-from transformer.config import conditions_of, from_values, without_effect
+from transformer.config import from_values, marks_of, without_effect
 from transformer.errors import UserError, suggest
 from transformer.layers.attention.positions import POSITIONS
 
@@ -29,10 +29,9 @@ def _kind(config: Any, name: str, per_layer: Sequence[str]) -> Any:
     own.pop("value_embeddings", None)
     values = own | {"layers": (), "layer_kinds": {}, "share_position": False} | dict(given)
     # A kind does not inherit keys that its mixer or position encoding does not have.
-    for key, condition in conditions_of(type(config), strict=True):
-        assert isinstance(condition, FieldOf)
-        member = values[condition.on]
-        if key not in given and member in condition.family and not condition.holds(member):
+    for key, of in marks_of(type(config), (FieldOf,)):  # type: ignore[arg-type]
+        member = values[of.on]
+        if of.strict and key not in given and member in of.family and not of.holds(member):
             values[key] = config.__dataclass_fields__[key].default
     if values["position_scaling"] == "none" and "position_factor" not in given:
         values["position_factor"] = 1.0
