@@ -187,12 +187,12 @@ class Stack:
         (x_btd, cache), sown = self.call(block.apply, variables, x_btd, cache, **inputs)
         return (x_btd, sown.pop(SHARED, {})), cache, sown
 
-    def call(self, method: Callable, *inputs: Any, **options: Any) -> Any:
-        """A method of a block, `init` or `apply`, with the transforms of the stack."""
+    def call(self, function: Callable, /, *inputs: Any, **options: Any) -> Any:
+        """Calls a method of a block, `init` or `apply`, with the transforms of the stack."""
         with contextlib.ExitStack() as context:
             for transform in self.transforms:
                 context.enter_context(nn.intercept_methods(transform))
-            return method(*inputs, **options)
+            return function(*inputs, **options)
 
     def block(self, i: int) -> Block:
         """The block of layer i."""

@@ -51,15 +51,15 @@ of_position = functools.partial(FieldOf, "position", POSITIONS)
 class StackConfig(ModelConfig):
     """The config of a stack of blocks."""
 
-    own: ClassVar = (
+    own: ClassVar[tuple[str, ...]] = (
         *("embedding_dropout", "attention_dropout", "dropout", "dtype", "kernel", "scan_layers", "remat"),
         *("lora_rank", "lora_alpha", "lora_layers"),
     )
-    harmless: ClassVar = (
+    harmless: ClassVar[tuple[str, ...]] = (
         *("num_kv_heads", "head_dim", "num_encoder_layers", "max_length", "vocab_multiple"),  # seen in shapes
         *("capacity_factor", "base_layers", "depth_exponent"),  # of training
     )
-    asked: ClassVar = (  # attention to fewer tokens, and to longer texts
+    asked: ClassVar[tuple[str, ...]] = (  # attention to fewer tokens, and to longer texts
         *("pattern", "pattern_size", "pattern_extra", "pattern_draws"),
         *("position_base", "position_scaling", "position_factor", "position_original_length"),
     )
