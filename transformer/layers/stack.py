@@ -32,7 +32,7 @@ Transform = Callable[[Callable, Any, Any, Any], Any]
 """A flax method interceptor (see `nn.intercept_methods`) that changes what modules of a block compute."""
 
 State = tuple[jax.Array, dict[str, Any]]
-"""What a block changes: x (b, t, d), and the variables of `SHARED`."""
+"""Values that a block changes: x (b, t, d), and the variables of `SHARED`."""
 
 
 @dataclasses.dataclass(frozen=True)
