@@ -1,5 +1,6 @@
 """The recipes of CONTRIBUTING.md, carried out on a copy of the repository."""
 
+import ast
 import json
 import mailbox
 import os
@@ -202,6 +203,30 @@ def test_recipes_are_as_short_as_promised():
     assert lines["experiments/waves.py"] <= 110
     assert lines["transformer/layers/dynamic_tanh.py"] <= 30
     assert lines["transformer/training/optim/square_root.py"] <= 25
+
+
+def bound(tree: ast.Module) -> set[str]:
+    """The names that a module binds."""
+    names = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    names |= {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return names | {alias.asname or alias.name for node in imports for alias in node.names}
+
+
+@pytest.mark.parametrize("code", [code for kind, code in BLOCKS if kind == "python"])
+def test_what_a_recipe_imports_is_there_under_this_name(code):
+    imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    for node in imports:
+        file = str(node.module).replace(".", "/")
+        path = runs.ROOT / f"{file}.py"
+        path = path if path.exists() else runs.ROOT / file / "__init__.py"
+        if f"{file}.py" not in FILES and path.exists():
+            names = bound(ast.parse(path.read_text(encoding="utf-8")))
+            modules = {module.stem for module in path.parent.glob("*.py")}
+            lazy = "__getattr__" in names  # `workdir`, whose names stand in a tuple
+            assert lazy or {alias.name for alias in node.names} <= names | modules, node.module
 
 
 def test_the_index_names_every_family_and_every_recipe():
