@@ -48,11 +48,9 @@ def test_help_of_all_with_a_config_lists_every_key_with_default_value_and_meanin
     assert end.value.code == 0
     for key in describe_keys(type(config)):
         (line,) = [line for line in out.splitlines() if line.strip().startswith(f"--config.{key.name}=")]
-        assert (
-            repr(key.default) in line
-            and line.endswith(f"# {key.meaning}" + (f" [{key.bound}]" if key.bound else ""))
-            and key.meaning
-        )
+        valid = "; ".join(filter(None, [key.bound, key.condition]))
+        assert repr(key.default) in line and key.meaning
+        assert line.endswith(f"# {key.meaning}" + (f" [{valid}]" if valid else ""))
         assert key.name not in values or values[key.name] == key.default or repr(values[key.name]) in line
 
 
@@ -62,7 +60,9 @@ def test_help_says_bounds(capsys, monkeypatch):
         launch.main(["--config=configs/lm.py", "--help=all"])
     lines = capsys.readouterr().out.splitlines()
     norms = "one of 'layer', 'rms', 'rms_offset', 'none'"
-    for key, bound in {"model.d_model": "at least 1", "model.norm": norms}.items():
+    latent = "0 or more; only with mixer 'latent'"
+    said = {"model.d_model": "at least 1", "model.norm": norms, "model.latent_dim": latent}
+    for key, bound in said.items():
         (line,) = [line for line in lines if line.strip().startswith(f"--config.{key}=")]
         assert line.endswith(f" [{bound}]")
 
