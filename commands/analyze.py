@@ -124,16 +124,15 @@ def occurrences(experiment: Any, params: "Params", word: str, contexts: str) -> 
     Raises:
       UserError: fewer than two occurrences, or a model without contextual vectors.
     """
-    from transformer.training.experiment import Contextual
-
-    if not isinstance(experiment, Contextual):
+    if experiment.states is None:
         name = experiment.config.experiment
         raise UserError(f"--contexts: a run of {name} has no contextual vectors")
     is_file = "\n" not in contexts and len(contexts) < 255 and Path(contexts).is_file()
     try:
         whole = Path(contexts).read_text(encoding="utf-8") if is_file else contexts
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--contexts: {contexts}: {getattr(error, 'strerror', 'not UTF-8')}") from None
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UserError(f"--contexts: {contexts}: {why}") from None
     sentences = whole.splitlines() if is_file else re.split(r"(?<=[.!?])\s+|\n", whole)
     examples = []
     for sentence in sentences:

@@ -44,11 +44,11 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         raise UserError(f"--step: {flags.step}; {folder.path} is a fork that starts after step {first}")
     experiment: Any = run.experiment
     loader: Any = run.loader
-    numbers = loader.documents_at(flags.step - 1) if hasattr(loader, "documents_at") else None
+    numbers = loader.documents_at(flags.step - 1)
     place = None if numbers is None else experiment.data.sources("train")[0].place
     batch = next(iter(loader.iterate(flags.step - 1)))
     with writing(flags.output) as out:
-        for entry in documents(batch, getattr(experiment.data, "tokenizer", None), numbers):
+        for entry in documents(batch, experiment.data.tokenizer, numbers):
             if place is not None and "document" in entry:
                 entry["place"] = place(entry["document"] - 1)
             out.write([json.dumps(entry, ensure_ascii=False)])

@@ -99,7 +99,7 @@ def evaluate(
             raise UserError(f"--config.{key}: --mode=evaluate samples nothing")
     whole = [(key, "0") for key in LIMITS if key in there and key not in keys]
     run = reopen_run(workdir, [*changes, *whole])
-    predictions = getattr(run.experiment, "predictions", None)
+    predictions = run.experiment.predictions  # type: ignore[attr-defined]
     if target and predictions is None:
         raise UserError(f"--output: {run.config.experiment} has no labels; --mode=predict writes its answers")
     step = chosen(run, workdir, step)
@@ -155,11 +155,12 @@ def evaluate(
 def _write_documents(target: str, run: "Run", params: "Params", split: str) -> str:
     """Writes the loss of each document of a split, the highest first. Returns a line on them."""
     from commands.support.texts import writing
+    from transformer.data.sources.base import Source
     from transformer.evaluation.documents import document_losses
 
     data: Any = run.experiment.data  # type: ignore[attr-defined]
     loader = run.experiment.loader(split)
-    parts = getattr(loader, "parts", {"": loader})
+    parts = loader.parts or {"": loader}
     entries = []
     for name, part in (data.parts(split) if "" not in parts else {"": data}).items():
         (source, *_) = part.sources(split)
@@ -173,7 +174,7 @@ def _write_documents(target: str, run: "Run", params: "Params", split: str) -> s
             }
             about |= {"targets": document.targets, "bits_per_byte": document.bits_per_byte}
             about |= {"source": name} if name else {}
-            if hasattr(source, "text"):
+            if isinstance(source, Source):
                 about["text"] = source.text(document.number)[:SHOWN_CHARACTERS]
             entries.append(about)
     entries.sort(key=lambda about: -about["loss"])

@@ -101,7 +101,7 @@ def write_model(
 
     config, model = opened.config, opened.experiment.config.model
     family, values, by_name, outputs = tensors_of(opened, params, name, dtype)
-    vocab_size = getattr(opened.experiment.model, "vocab_size", 0)
+    vocab_size = opened.experiment.model.vocab_size
     values |= {"dtype": dtype, "torch_dtype": dtype}
     if family.labelled:
         values |= label_fields(opened.experiment.data.labels)
@@ -111,7 +111,7 @@ def write_model(
         values = _tokenizer(part, opened.experiment, values, family.paired) | {"vocab_size": vocab_size}
     write_tensors(part, outputs, int(shard_gb * 1e9))
     write_json(part / CONFIG, values, indent=2)
-    if generation := generation_of(config, getattr(opened.experiment.data, "tokenizer", None), values):
+    if generation := generation_of(config, opened.experiment.data.tokenizer, values):
         write_json(part / GENERATION_CONFIG, generation, indent=2)
     return family, by_name
 
@@ -122,12 +122,12 @@ def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool
     from transformer.interop.wordpiece import write_encoder_tokenizer
 
     tokenizer, model = experiment.data.tokenizer, experiment.config.model
-    special = getattr(experiment.data, "special_tokens", None)
+    special = experiment.data.special_tokens
     if special is None:
-        answers = hasattr(experiment.config, "generate")
+        answers = "generate" in vars(experiment.config)
         kind = {"paired": paired, "answers": answers, "model_type": values["model_type"]}
         ids = write_tokenizer(part, tokenizer, model.max_length, **kind)
-        ends = [*dict.fromkeys([tokenizer.eos_id, *getattr(experiment, "ends", ())])]
+        ends = [*dict.fromkeys([tokenizer.eos_id, *experiment.ends])]
         return ids | ({"eos_token_id": ends} if len(ends) > 1 else {}) | values
     several = model.num_token_types > 1
     ids = write_encoder_tokenizer(part, tokenizer, special, model.max_length, types=several)

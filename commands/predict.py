@@ -81,12 +81,11 @@ def answer_prompt(run: "Run", flags: argparse.Namespace) -> None:
     from workdir.opening import chosen
 
     experiment: Any = run.experiment
-    before = flags.prompt if getattr(experiment, "continues", False) else ""
+    before = flags.prompt if experiment.continues else ""
     at_terminal = not flags.output and sys.stdout.isatty() and jax.process_count() == 1
-    in_pieces = at_terminal and hasattr(experiment, "stream")
     with writing(flags.output) as out, run.placed():
-        params = run.experiment.reduced(run.restore_params(chosen(run, flags.workdir, flags.step)))
-        pieces = experiment.stream(params, flags.prompt, flags.seed) if in_pieces else None
+        params = experiment.reduced(run.restore_params(chosen(run, flags.workdir, flags.step)))
+        pieces = experiment.stream(params, flags.prompt, flags.seed) if at_terminal else None
         if pieces is not None:
             print_pieces(itertools.chain([before], pieces, ["\n"]))
             return
@@ -111,7 +110,7 @@ def answer_input(run: "Run", flags: argparse.Namespace, overrides: "Overrides") 
     at_terminal = not flags.output and sys.stdout.isatty()
     no_bar = at_terminal or jax.process_index() != 0 or given.count is None
     with writing(flags.output, of) as out, run.placed():
-        params, first = run.experiment.reduced(run.restore_params(step)), out.done
+        params, first = experiment.reduced(run.restore_params(step)), out.done
         texts = itertools.islice(given.texts(), first, None)
         # From a keyboard each text is answered before the next one is read.
         batches = ([text] for text in texts) if not flags.input and sys.stdin.isatty() else [texts]
@@ -148,7 +147,7 @@ def add_draft(experiment: Any, draft: str, draft_tokens: int) -> None:
     """
     from workdir.opening import load
 
-    if not hasattr(experiment, "use_draft"):
+    if not experiment.is_language_model:
         kind = experiment.config.experiment
         raise UserError(f"--draft: this is a run of {kind}; expected a language model")
     try:

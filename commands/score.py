@@ -52,9 +52,8 @@ def score_lines(
     import jax
 
     from transformer.data.line_escapes import unescape
-    from transformer.training.experiment import Scorer
 
-    if not isinstance(experiment, Scorer):
+    if experiment.row is None:
         name = experiment.config.experiment
         raise UserError(f"--mode=score: a run of {name} has no likelihood of a continuation")
 

@@ -93,14 +93,15 @@ def check_plain(config: Any) -> None:
     from transformer.training.losses.logits_memory import LogitsConfig
 
     model, c = config.model, config.optimizer
-    wrong: dict[str, tuple[Any, Any]] = {f"model.{key}": (getattr(model, key, 0), 0) for key in DROPOUTS}
+    wrong: dict[str, tuple[Any, Any]] = {f"model.{key}": (vars(model).get(key, 0), 0) for key in DROPOUTS}
     wrong |= {"model.dtype": (model.dtype, "float32"), "train.until": (dict(config.train.until), {})}
-    wrong |= {"optimizer.name": (c.name, "adamw"), "model.lora_rank": (getattr(model, "lora_rank", 0), 0)}
+    wrong |= {"optimizer.name": (c.name, "adamw"), "model.lora_rank": (model.lora_rank, 0)}
     wrong |= {f"optimizer.{key}": (getattr(c, key), _default(c, key)) for key in
               ("rules", "frozen_layers", "train_only", "layer_decay", "embedding_weight_decay")}  # fmt: skip
     loss = vars(config).get("loss")
     if dataclasses.is_dataclass(loss):
-        chosen = [field.name for field in dataclasses.fields(loss) if not hasattr(LogitsConfig, field.name)]
+        fits = {field.name for field in dataclasses.fields(LogitsConfig)}
+        chosen = [field.name for field in dataclasses.fields(loss) if field.name not in fits]
         wrong |= {f"loss.{key}": (getattr(loss, key), _default(loss, key)) for key in chosen}
     for key, (value, expected) in wrong.items():
         if value != expected:

@@ -9,7 +9,7 @@ EXPERIMENTS: dict[str, str | type] = {
     "language_modeling": "experiments.language_modeling:LanguageModeling",
     "transformer_xl": "experiments.transformer_xl:SegmentRecurrence",
     "sequence_to_sequence": "experiments.sequence_to_sequence:SequenceToSequence",
-    "recurrent_sequence_to_sequence": "experiments.recurrent_sequence_to_sequence:RecurrentPairs",
+    "recurrent_sequence_to_sequence": "experiments.sequence_to_sequence:RecurrentPairs",
     "text_to_text": "experiments.text_to_text:TextToText",
     "chat": "experiments.chat:Chat",
     "dpo": "experiments.dpo:PreferenceOptimization",

@@ -10,21 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluation.evaluators import named_evaluators
+from experiments.base import Experiment
 from transformer.config import Bounded, Nonnegative, OneOf, Positive
 from transformer.data.loader import DataLoader
 from transformer.data.tasks import TASKS
 from transformer.data.tasks.base import TaskData, make_task
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap, attention_weights
-from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.layers.attention.products import attention_products
 from transformer.layers.measures import Measures
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Experiment, Params, Put
-from transformer.training.hooks import Evaluator, Hook, Pictures
-from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.experiment import Batch, Params
+from transformer.training.hooks import Hook
 from transformer.training.losses.logits_memory import Part
 from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
 from transformer.training.metrics import Sum
@@ -118,11 +116,6 @@ class Algorithmic(Experiment):
         whole = self.task.size("train") == c.batch_size and not c.until
         return self.loader("train", shuffle=not whole, repeat=True)
 
-    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The terms of `loss` over a split."""
-        likelihood = likelihood_evaluator(self, self.loader(split), put, perplexity=False)
-        return {"eval": likelihood, **named_evaluators(self, put, split)}
-
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Attention maps of the last layer over the first row of the validation split."""
         tokens_t = self.task.batch("validation", np.array([0]))["tokens"][0]
@@ -133,18 +126,17 @@ class Algorithmic(Experiment):
                 return None
             return attention_weights(self.model, params, tokens_t), names, names
 
-        c = self.config.train
-        return [Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers)]
+        return [self.pictures(folder, folder.attention, attend, draw_attention)]
 
     @property
     def tokens_per_example(self) -> int:
         """The length of a row."""
         return self.task.length
 
-    def flops_per_token(self, params: Params) -> float:
-        """6 N plus attention's part (see `transformer.training.logging.throughput`)."""
-        products = attention_products(self.config.model.stack(causal=True), self.task.length, causal=True)
-        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
+    @property
+    def attention_products(self) -> float:
+        """See `Experiment`."""
+        return attention_products(self.config.model.stack(causal=True), self.task.length, causal=True)
 
     def problem(self, text: str) -> str:
         """Why a text is not a prompt of the task; "" if it is one."""

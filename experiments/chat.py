@@ -11,9 +11,7 @@ from transformer.data.chat.chat_template import Message, conversation
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.evaluation.scoring import Row
-from transformer.run_folder import RunFolder
 from transformer.training.experiment import Params
-from transformer.training.hooks import Hook, Samples
 
 
 @dataclass(frozen=True)
@@ -41,15 +39,13 @@ class Chat(LanguageModeling):
         self.config, self.data = config, self.Data(config.data, tokenizer)
         self.model = config.model.build(self.data.tokenizer.vocab_size)
 
-    def hooks(self, folder: RunFolder) -> list[Hook]:
-        """Answers to the configured prompt."""
-        _ = self.ends  # an unknown one is refused before training
+    def sample(self, params: Params) -> str:
+        """The configured prompt and its answers."""
+        answers = next(self.predict(params, [self.config.sample.prompt]))
+        return "\n\n".join([self.config.sample.prompt, *answers])
 
-        def sample(params: Params) -> str:
-            answers = next(self.predict(params, [self.config.sample.prompt]))
-            return "\n\n".join([self.config.sample.prompt, *answers])
-
-        return [Samples(self.config.train.sample_every, sample, folder.samples)]
+    def attended(self, params: Params) -> None:
+        """None: no attention maps are drawn."""
 
     def problem(self, text: str) -> str:
         """Why a text cannot be answered, or ""."""

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluation.evaluators import named_evaluators
+from experiments.base import Experiment
 from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig
 from transformer.data.encoders.labels import MAX_LISTED_LABELS, remarks
 from transformer.data.line_escapes import in_a_line
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.generation import pad_encoder_inputs
 from transformer.devices import on_host
-from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.classifier_scores import (
     classification_evaluator,
@@ -27,9 +26,8 @@ from transformer.evaluation.classifier_scores import (
 )
 from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Experiment, Params, Put
-from transformer.training.hooks import Evaluator, Hook, Pictures
-from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.experiment import Batch, Params, Put
+from transformer.training.hooks import Evaluator, Hook
 from transformer.training.losses.label_losses import LabelLoss, LabelLossConfig
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
@@ -111,11 +109,7 @@ class Classification(Experiment):
         evaluator = classification_evaluator(self, split, put)
         if split == "validation":
             self._validation = evaluator  # for plots and `result_lines`
-        return {"eval": evaluator, **named_evaluators(self, put, split)}
-
-    def flops_per_token(self, params: Params) -> float:
-        """6 N; attention within short texts is neglected (see `training.throughput`)."""
-        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share))
+        return {"eval": evaluator, **self.other_evaluators(put, split)}
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
@@ -144,9 +138,7 @@ class Classification(Experiment):
         """The texts unchanged. Raises on a text with a `problem`, and prints a note at the end if some are
         truncated."""
         c, long = self.config.data, 0
-        for number, text in enumerate(texts, before + 1):
-            if problem := self.problem(text):
-                raise UserError(f"--prompt or --input: text {number} {problem}")
+        for text in self.checked(texts, before):
             long += c.too_long != "windows" and self.data.length(text) > c.sequence_length
             yield text
         if long:
@@ -197,17 +189,10 @@ class Classification(Experiment):
                 return None
             return first_tokens(self.attention(params, "\t".join(next(self.data.texts("validation"))[0])))
 
-        c = self.config.train
+        drawn = lambda params: self._validation.drawn(params)  # noqa: E731
         return [
-            Pictures(
-                c.sample_every,
-                folder.classes,
-                lambda params: self._validation.drawn(params),
-                draw_classification,
-                folder.events,
-                c.writers,
-            ),
-            Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers),
+            self.pictures(folder, folder.classes, drawn, draw_classification),
+            self.pictures(folder, folder.attention, attend, draw_attention),
         ]
 
     def data_lines(self) -> list[str]:

@@ -10,16 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.chat import Chat, ChatConfig
-from experiments.evaluation.evaluators import named_evaluators
 from transformer.config import PositiveFloat, to_values
 from transformer.data.cache.disk_cache import build_once, digest, is_made, load_array
 from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig, PreferenceRows
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.distributed import gather_texts
-from transformer.evaluation.likelihood import likelihood_evaluator, replicated
+from transformer.evaluation.likelihood import replicated
 from transformer.training.checkpoints.checksums import checksums
-from transformer.training.experiment import Batch, Params, Put
-from transformer.training.hooks import Evaluator
+from transformer.training.experiment import Batch, Params
 from transformer.training.losses.token_losses import LogitsConfig, loss_of_states
 from transformer.training.metrics import Sum
 from transformer.training.parallel import rows_here
@@ -53,6 +51,7 @@ class PreferenceOptimization(Chat):
     Config = PreferenceConfig
     Data = PreferenceData
     measures = None  # type: ignore[assignment]
+    perplexity = False
 
     def __init__(self, config: PreferenceConfig, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(config, tokenizer)
@@ -85,11 +84,6 @@ class PreferenceOptimization(Chat):
     def staged(self, rows: PreferenceRows) -> PreferenceRows:
         """The rows with the log-likelihoods by the reference as the stage changes it."""
         return rows.referring_to(self.data.reference("train"))
-
-    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The terms of a split."""
-        likelihood = likelihood_evaluator(self, self.loader(split), put, perplexity=False)
-        return {"eval": likelihood, **named_evaluators(self, put, split)}
 
     def _log_likelihoods(self, params: Params, batch: Batch, **options: Any) -> jax.Array:
         """log p of both answers of each pair, (b, k, 2) float32: sums over their tokens."""

@@ -9,18 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluation.evaluators import named_evaluators
+from experiments.base import Experiment
 from transformer.config import Bounded, Nonnegative, NonnegativeFloat, Positive
 from transformer.data.tasks.base import TaskData
 from transformer.data.tasks.linear_regression import LinearRegression, least_risk
 from transformer.errors import UserError
-from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.layers.attention.products import attention_products
 from transformer.models.vectors import VectorConfig, VectorTransformer
 from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Experiment, Params, Put
-from transformer.training.hooks import Evaluator, Hook, Samples
-from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.experiment import Batch, Params
+from transformer.training.hooks import Hook, Samples
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
 
@@ -96,20 +94,15 @@ class InContextRegression(Experiment):
         """The number of functions."""
         return {"loss": jnp.sum(batch["weights"])}
 
-    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The squared error over a split."""
-        likelihood = likelihood_evaluator(self, self.loader(split), put, perplexity=False)
-        return {"eval": likelihood, **named_evaluators(self, put, split)}
-
     @property
     def tokens_per_example(self) -> int:
         """The examples and the query."""
         return self.task.examples + 1
 
-    def flops_per_token(self, params: Params) -> float:
-        """6 N plus attention's part (see `transformer.training.logging.throughput`)."""
-        products = attention_products(self.config.model.stack(), self.tokens_per_example)
-        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
+    @property
+    def attention_products(self) -> float:
+        """See `Experiment`."""
+        return attention_products(self.config.model.stack(), self.tokens_per_example)
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Samples: predictions and targets of the first functions of the validation split."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluation.evaluators import compressed, named_evaluators
+from experiments.base import TextObjective
+from experiments.evaluation.evaluators import compressed
 from transformer.data.text.packed_text import TextData, TextDataConfig
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.completion import ContextWindow, TextGenerator
@@ -23,20 +23,15 @@ from transformer.evaluation.attention_weights import (
     token_names,
 )
 from transformer.evaluation.embeddings import states_of
-from transformer.evaluation.likelihood import likelihood_evaluator
-from transformer.evaluation.scoring import Row, Score, score_pairs, tokens_and_prompt_length
+from transformer.evaluation.scoring import Row, tokens_and_prompt_length
 from transformer.layers.attention.products import attention_products
-from transformer.layers.measures import Measures
 from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.models.transforms.reduced import check_cache, reduced_by
 from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Experiment, Params, Put
-from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
-from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
-from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
-from transformer.training.metrics import Sum
+from transformer.training.experiment import Batch, Params
+from transformer.training.hooks import Hook
+from transformer.training.losses.token_losses import LossConfig
 from transformer.training.run_config import RunConfig, check_row_length
-from transformer.visualization.attention_maps import draw_attention
 
 
 @dataclass(frozen=True)
@@ -56,13 +51,13 @@ class LanguageModelingConfig(RunConfig):
         check_cache("sample.cache", self.sample.cache, self.model.has_attention)
 
 
-class LanguageModeling(Experiment):
+class LanguageModeling(TextObjective):
     """A decoder trained on packed documents; the loss is -log p(token | those before it), in nats."""
 
     Config: type[LanguageModelingConfig] = LanguageModelingConfig
-    measures = Measures
     reduced = reduced_by("sample")
     continues = True
+    is_language_model = True
     counts_from_a_beginning = True
     """Whether positions count from the start of a text, so that long texts have positions not seen in
     training."""
@@ -72,16 +67,6 @@ class LanguageModeling(Experiment):
         """`tokenizer` is that of the run folder; by default one is trained on the training text."""
         self.config, self.data = config, TextData.of(config.data, tokenizer)
         self.model = config.model.build(self.data.tokenizer.vocab_size)
-
-    def init(self, rng: jax.Array) -> Any:
-        """The initial parameters, boxed with their logical axes."""
-        return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
-
-    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, nats per target token (label smoothing in training only); `bits_per_byte`; `z_loss`."""
-        x_btd, sown = self.hidden(params, batch, train=train, rngs={"dropout": rng}, mutable="terms")
-        unembed = functools.partial(self.model.apply, {"params": params}, method="unembed")
-        return token_losses(unembed, x_btd, batch, self.config.loss, self.model.vocab_size, train, sown)
 
     def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
         """The last layer's states (b, t, d); `unembed` maps them to logits of the batch's `targets`."""
@@ -94,51 +79,39 @@ class LanguageModeling(Experiment):
             **options,
         )
 
-    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
-        """The number of target tokens, for the loss and the optional z-loss."""
-        return token_weights(batch["weights"], self.config.loss)
-
     def cut(self, batch: dict[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
         """Packed rows cut into rows of `length` tokens."""
         from transformer.data.text.cutting import cut_rows
 
         return cut_rows(batch, length)
 
-    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The likelihood of a split: loss, perplexity, bits per byte."""
-        others = named_evaluators(self, put, split) if self.config.evaluate.others else {}
-        return {"eval": likelihood_evaluator(self, self.loader(split), put), **others}
-
     @property
     def remembered(self) -> int:
         """The number of tokens before those of a row that attention covers."""
         return 0
 
-    def flops_per_token(self, params: Params) -> float:
-        """6 N plus attention's part (see `transformer.training.logging.throughput`)."""
+    @property
+    def attention_products(self) -> float:
+        """See `Experiment`."""
         stack, length = self.config.model.stack(causal=True), self.config.data.sequence_length
-        products = attention_products(stack, length, start=self.remembered, causal=True)
-        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
+        return attention_products(stack, length, start=self.remembered, causal=True)
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Completions of the configured prompt, and attention maps of the first tokens of the validation
         text."""
         _ = self.ends  # an unknown one is refused before training
+        return super().hooks(folder)
 
-        def sample(params: Params) -> str:
-            prompt = self.config.sample.prompt
-            return "\n\n".join(prompt + text for text in next(self.predict(params, [prompt])))
+    def sample(self, params: Params) -> str:
+        """See `TextObjective`."""
+        prompt = self.config.sample.prompt
+        return "\n\n".join(prompt + text for text in next(self.predict(params, [prompt])))
 
-        def attend(params: Params) -> AttentionMap | None:
-            if not self.config.model.has_attention:
-                return None
-            return first_tokens(self.attention(params, next(self.data.text("validation"), "")))
-
-        c = self.config.train
-        return [
-            Samples(c.sample_every, sample, folder.samples),
-            Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers),
-        ]
+    def attended(self, params: Params) -> AttentionMap | None:
+        """See `TextObjective`."""
+        if not self.config.model.has_attention:
+            return None
+        return first_tokens(self.attention(params, next(self.data.text("validation"), "")))
 
     def stepper(self, params: Params) -> DecoderStepper:
         """The model behind the `Stepper` protocol of decoding."""
@@ -252,16 +225,6 @@ class LanguageModeling(Experiment):
         tokens = [tokenizer.bos_id, *tokenizer.encode(text)][: self.config.model.max_length]
         names = token_names(tokenizer, tokens, {tokenizer.bos_id: "start"})
         return attention_weights(self.model, params, tokens, layer=layer), names, names
-
-    @property
-    def longest(self) -> int:
-        """The most tokens that the decoder reads."""
-        return self.config.model.max_length
-
-    def score(self, params: Params, pairs: Iterable[tuple[str, str]]) -> Iterator[Score]:
-        """log p(continuation | text) of each pair. The start of a text that is too long is dropped and
-        counted in `unread`. Raises as `score_pairs`."""
-        return score_pairs(self, params, pairs)
 
     def row(self, text: str, continuation: str) -> Row:
         """The start token, the text and its continuation; the first tokens of a text that is too long are

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluation.evaluators import named_evaluators
+from experiments.base import TextObjective
 from transformer.data.encoders.masked_text import MaskedData, MaskedDataConfig
 from transformer.data.tokenization.special_tokens import takes_space
 from transformer.data.tokenization.tokenizers import Tokenizer
@@ -17,19 +17,14 @@ from transformer.devices import on_host
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.embeddings import states_of
-from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.layers.attention.products import attention_products
-from transformer.layers.measures import Measures
 from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
-from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Experiment, Params, Put
-from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
+from transformer.training.experiment import Batch, Params
 from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
 from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
-from transformer.visualization.attention_maps import draw_attention
 
 MASK = "[MASK]"
 LIKELIEST = 5
@@ -51,11 +46,11 @@ class MaskedConfig(RunConfig):
             raise UserError("model.num_token_types: 1, but data.next_sentence has two texts to tell apart")
 
 
-class MaskedLanguageModeling(Experiment):
+class MaskedLanguageModeling(TextObjective):
     """An encoder with BERT's two losses, means over masked tokens and over pairs of texts."""
 
     Config = MaskedConfig
-    measures = Measures
+    weights = ("weights", "guessed")
     heads = ("transform", "transform_norm", "output_bias", "pooler", "next")
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer | None = None) -> None:
@@ -70,20 +65,22 @@ class MaskedLanguageModeling(Experiment):
         one = jnp.zeros((1, 1), jnp.int32)
         return self.model.init(rng, one, one)["params"]
 
-    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, nats per masked token; `next_loss`, nats per pair of texts, `next_accuracy`; `z_loss`."""
-        variables = {"params": params}
-        x_btd, sown = self.model.apply(
-            variables,
+    def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
+        """The last layer's states (b, t, d)."""
+        return self.model.apply(
+            {"params": params},
             batch["tokens"],
             segments_bt=batch["segments"],
             positions_bt=batch["positions"],
             types_bt=batch["types"],
-            train=train,
-            rngs={"dropout": rng},
-            mutable="terms",
             method="encode",
+            **options,
         )
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """`loss`, nats per masked token; `next_loss`, nats per pair of texts, `next_accuracy`; `z_loss`."""
+        variables = {"params": params}
+        x_btd, sown = self.hidden(params, batch, train=train, rngs={"dropout": rng}, mutable="terms")
         x_bmd = self.model.apply(variables, x_btd, batch["places"], method="masked_logits")
 
         unembed = functools.partial(self.model.apply, variables, method="unembed")
@@ -106,11 +103,10 @@ class MaskedLanguageModeling(Experiment):
             weights["next_loss"] = jnp.sum(batch["weights"])
         return weights
 
-    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The likelihood of a split, or of a random part of its rows if `train.evaluate_batches` limits it
-        (in order, rows are sorted by length)."""
-        loader = self.loader(split, shuffle=self.config.train.evaluate_batches > 0)
-        return {"eval": likelihood_evaluator(self, loader, put), **named_evaluators(self, put, split)}
+    def evaluation_loader(self, split: str) -> Any:
+        """The loader of one pass over a split, in random order if `train.evaluate_batches` limits it, because
+        rows are sorted by length."""
+        return self.loader(split, shuffle=self.config.train.evaluate_batches > 0)
 
     def flops_per_token(self, params: Params) -> float:
         """6 N plus attention's part, where only masked tokens are multiplied with the output embedding."""
@@ -120,27 +116,22 @@ class MaskedLanguageModeling(Experiment):
         products = attention_products(c.stack(), self.config.data.sequence_length)
         return train_flops_per_token(matrices, products)
 
-    def hooks(self, folder: RunFolder) -> list[Hook]:
-        """Predictions for a validation line with a masked word, and its attention maps."""
+    def sample(self, params: Params) -> str:
+        """A validation line with a masked word, and the predictions for it."""
+        return "\n".join([self._masked_line, *next(self.predict(params, [self._masked_line]))])
 
-        def sample(params: Params) -> str:
-            return "\n".join([self._masked_line, *next(self.predict(params, [self._masked_line]))])
-
-        def attend(params: Params) -> AttentionMap | None:
-            if not self.config.model.has_attention:
-                return None
-            return first_tokens(self.attention(params, self._masked_line))
-
-        c = self.config.train
-        return [
-            Samples(c.sample_every, sample, folder.samples),
-            Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers),
-        ]
+    def attended(self, params: Params) -> AttentionMap | None:
+        """The attention map of that line."""
+        if not self.config.model.has_attention:
+            return None
+        return first_tokens(self.attention(params, self._masked_line))
 
     def problem(self, text: str) -> str:
-        """Why a text cannot be answered: it has no mask."""
-        has_one = MASK in text or self.mask in text
-        return "" if has_one else f"has no {self.mask}: which word is to be guessed?"
+        """Why a text cannot be answered: it has no mask, or is too long."""
+        if MASK not in text and self.mask not in text:
+            return f"has no {self.mask}: which word is to be guessed?"
+        count, room = len(self.masked_tokens(text)), self.config.data.sequence_length
+        return f"has {count} tokens; the model reads {room}" if count > room else ""
 
     @property
     def mask(self) -> str:
@@ -167,17 +158,9 @@ class MaskedLanguageModeling(Experiment):
             return jax.lax.top_k(p_mv, LIKELIEST)
 
         room = self.config.data.sequence_length
-        for number, text in enumerate(texts, first + 1):
+        for text in self.checked(texts, first):
             tokens = self.masked_tokens(text)
             places = np.flatnonzero(tokens == self.data.special_tokens.mask)
-            if not len(places):
-                raise UserError(
-                    f"--prompt or --input: text {number} has no {self.mask}: which word is to be guessed?"
-                )
-            if len(tokens) > room:
-                raise UserError(
-                    f"--prompt or --input: text {number} has {len(tokens)} tokens; the model reads {room}"
-                )
             tokens_bt = np.pad(tokens, (0, room - len(tokens)))[None]
             filled = np.pad(places, (0, room - len(places)))[None]
             p_mk, ids_mk = map(on_host, guess(params, tokens_bt, len(tokens), filled))
@@ -244,7 +227,7 @@ class MaskedLanguageModeling(Experiment):
         loader: Any = self.train_data()
         what = "pairs of texts" if self.config.data.next_sentence else "texts"
         lines = []
-        for name, part in getattr(loader, "parts", {"": loader}).items():
+        for name, part in (loader.parts or {"": loader}).items():
             texts, rows = f"{len(part.rows.kept):,} {what}", part.rows
             of = f"{name}: " if name else ""
             lines.append(f"{of}{texts} in {len(rows):,} rows, {rows.padding:.1%} of them padding")

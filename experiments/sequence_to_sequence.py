@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluation.evaluators import named_evaluators
+from experiments.base import TextObjective
 from transformer.data.pairs.pair_packing import PackedPairs
 from transformer.data.pairs.text_pairs import PairData, PairDataConfig
 from transformer.data.tokenization.tokenizers import Tokenizer
@@ -23,23 +23,20 @@ from transformer.decoding.suppressed import suppressed
 from transformer.devices import on_host
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap
-from transformer.evaluation.likelihood import likelihood_evaluator
-from transformer.evaluation.scoring import Row, Score, score_pairs
+from transformer.evaluation.scoring import Row
 from transformer.evaluation.text import make_metrics, metric_names
 from transformer.evaluation.text.text_metric import MetricOptions, TextMetric
 from transformer.evaluation.text.written_text import GenerateConfig, GenerationEvaluator
 from transformer.layers.attention.products import attention_products
-from transformer.layers.measures import Measures
 from transformer.models.encoder_decoder import EncoderDecoderConfig
-from transformer.models.transforms.reduced import reduced_by
+from transformer.models.recurrent import RecurrentConfig
+from transformer.models.transforms.reduced import check_cache, reduced_by
 from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Experiment, Params, Put
-from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
+from transformer.training.experiment import Batch, Params, Put
+from transformer.training.hooks import Evaluator, Hook
 from transformer.training.logging.throughput import pair_flops_per_token
-from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
-from transformer.training.metrics import Sum
+from transformer.training.losses.token_losses import LossConfig
 from transformer.training.run_config import RunConfig
-from transformer.visualization.attention_maps import draw_attention
 
 SAMPLE_PAIRS = 5
 """The number of validation pairs in the samples."""
@@ -66,11 +63,10 @@ class SequenceToSequenceConfig(RunConfig):
                 raise UserError(f"{key}: {length} is longer than model.max_length {self.model.max_length}")
 
 
-class SequenceToSequence(Experiment):
+class SequenceToSequence(TextObjective):
     """An encoder-decoder trained on packed pairs; the loss is -log p(token | those before it, source)."""
 
     Config: type = SequenceToSequenceConfig
-    measures = Measures
     reduced = reduced_by("generate")
 
     def __init__(self, config: SequenceToSequenceConfig, tokenizer: Tokenizer | None = None) -> None:
@@ -89,12 +85,6 @@ class SequenceToSequence(Experiment):
         one = jnp.zeros((1, 1), jnp.int32)
         return self.model.init(rng, one, one)["params"]
 
-    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, nats per target token (label smoothing in training only); `bits_per_byte`; `z_loss`."""
-        x_btd, sown = self.hidden(params, batch, train=train, rngs={"dropout": rng}, mutable="terms")
-        unembed = functools.partial(self.model.apply, {"params": params}, method="unembed")
-        return token_losses(unembed, x_btd, batch, self.config.loss, self.model.vocab_size, train, sown)
-
     def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
         """The decoder's last states (b, t, d); `unembed` maps them to logits of the batch's `targets`."""
         return self.model.apply(
@@ -108,10 +98,6 @@ class SequenceToSequence(Experiment):
             method="hidden",
             **options,
         )
-
-    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
-        """The number of target tokens, for the loss and the optional z-loss."""
-        return token_weights(batch["weights"], self.config.loss)
 
     @property
     def tokens_per_example(self) -> int:
@@ -127,8 +113,7 @@ class SequenceToSequence(Experiment):
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The likelihood of a split, and the metrics of generated targets."""
-        likelihood = likelihood_evaluator(self, self.loader(split), put)
-        found: dict[str, Evaluator] = {"eval": likelihood, **named_evaluators(self, put, split)}
+        found = super().evaluators(put, split)
         if metrics := self._metrics():
             sources, references = self._examples(split)
             measured = functools.partial(self.data.counted, split, sources)
@@ -139,22 +124,18 @@ class SequenceToSequence(Experiment):
         """Sources, references and generated targets of some validation pairs, and the attention maps of the
         first one's translation."""
         suppressed(None, self.config.generate.suppress, self.data.tokenizer.targets)  # or refused
-        pairs = list(itertools.islice(self.data.texts("validation"), SAMPLE_PAIRS))
-        sources = [source for source, _ in pairs]
+        self._pairs = list(itertools.islice(self.data.texts("validation"), SAMPLE_PAIRS))
+        return super().hooks(folder)
 
-        def sample(params: Params) -> str:
-            written = self._write(params, sources)
-            shown = zip(*zip(*pairs, strict=True), written, strict=True)
-            return "\n\n".join("source: {}\nwanted: {}\nwritten: {}".format(*texts) for texts in shown)
+    def sample(self, params: Params) -> str:
+        """See `TextObjective`."""
+        written = self._write(params, [source for source, _ in self._pairs])
+        shown = zip(*zip(*self._pairs, strict=True), written, strict=True)
+        return "\n\n".join("source: {}\nwanted: {}\nwritten: {}".format(*texts) for texts in shown)
 
-        def attend(params: Params) -> AttentionMap | None:
-            return self.attention(params, sources[0])
-
-        c = self.config.train
-        return [
-            Samples(c.sample_every, sample, folder.samples),
-            Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers),
-        ]
+    def attended(self, params: Params) -> AttentionMap | None:
+        """See `TextObjective`."""
+        return self.attention(params, self._pairs[0][0])
 
     def prompt(self, source: str) -> list[int]:
         """The tokens of a source."""
@@ -164,16 +145,6 @@ class SequenceToSequence(Experiment):
     def longest_prompt(self) -> int:
         """The most tokens of a source that are read."""
         return self.config.data.source_length
-
-    @property
-    def longest(self) -> int:
-        """The most tokens that the decoder reads."""
-        return self.config.model.max_length
-
-    def score(self, params: Params, pairs: Iterable[tuple[str, str]]) -> Iterator[Score]:
-        """log p(target | source) of each pair, including the end-of-sequence token. Raises as
-        `score_pairs`."""
-        return score_pairs(self, params, pairs)
 
     def row(self, text: str, continuation: str) -> Row:
         """The source, and the target with start and end-of-sequence tokens."""
@@ -283,9 +254,7 @@ class SequenceToSequence(Experiment):
         """The texts unchanged. Raises on a text that is too long, or counts such texts and prints a note at
         the end, by `data.too_long`."""
         c, long, first = self.config.data, 0, 0
-        for number, text in enumerate(texts, before + 1):
-            if problem := self.problem(text):
-                raise UserError(f"--prompt or --input: text {number} {problem}")
+        for number, text in enumerate(self.checked(texts, before), before + 1):
             if len(self.data.encode_source(text)) > c.source_length:
                 long, first = long + 1, first or number
             yield text
@@ -317,3 +286,32 @@ class SequenceToSequence(Experiment):
 
     def _write(self, params: Params, sources: Iterable[str]) -> list[str]:
         return [found[0][1] for found in self._written(params, sources)]
+
+
+@dataclass(frozen=True)
+class RecurrentSequenceToSequenceConfig(SequenceToSequenceConfig):
+    """The config of a run: one group of keys for each part."""
+
+    model: RecurrentConfig  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        """Skips the checks of lengths: a model without positions reads any length."""
+        RunConfig.__post_init__(self)
+        check_cache("generate.cache", self.generate.cache, False)
+
+
+class RecurrentPairs(SequenceToSequence):
+    """`SequenceToSequence` with a recurrent model; data, loss and decoding are the same."""
+
+    Config = RecurrentSequenceToSequenceConfig
+
+    @property
+    def longest(self) -> int:
+        """Recurrent layers read any number of tokens."""
+        return sys.maxsize
+
+    def flops_per_token(self, params: Params) -> float:
+        """FLOPs of encoder and decoder per target token; only the decoder's alignment is attention."""
+        c, data = self.config.model, self.config.data
+        products = 0 if c.attention == "none" else 2 * c.d_model * data.source_length
+        return pair_flops_per_token(params, products, data.source_length, data.target_length)

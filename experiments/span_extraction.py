@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluation.evaluators import named_evaluators
+from experiments.base import Experiment
 from transformer.config import Bounded, Nonnegative, Positive
 from transformer.data.encoders.question_answering import QuestionWindows, SpanData, SpanDataConfig
 from transformer.data.encoders.question_cache import Question
@@ -26,9 +26,8 @@ from transformer.evaluation.text.written_text import GenerationEvaluator
 from transformer.models.encoder import EncoderConfig
 from transformer.models.span import SpanClassifier, place_log_probs
 from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Experiment, Params, Put
+from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Samples
-from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
 
@@ -105,10 +104,6 @@ class SpanExtraction(Experiment):
         """The number of windows."""
         return {"loss": jnp.sum(batch["weights"])}
 
-    def flops_per_token(self, params: Params) -> float:
-        """6 N; attention within short windows is neglected (see `training.throughput`)."""
-        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share))
-
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The loss of a split's windows (a random part if `train.evaluate_batches` limits it; in order, rows
         are sorted by length), and exact match and F1 on its first `answer.examples` questions."""
@@ -124,7 +119,7 @@ class SpanExtraction(Experiment):
         loader = self.loader(split, shuffle=self.config.train.evaluate_batches > 0)
         return {
             "eval": likelihood_evaluator(self, loader, put),
-            **named_evaluators(self, put, split),
+            **self.other_evaluators(put, split),
             "answer": GenerationEvaluator(
                 self._best, questions, references, [SquadMetric()], measured, may_be_empty=True
             ),

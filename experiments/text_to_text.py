@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-
+from experiments.base import TextObjective
 from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSequenceConfig
 from transformer.data.pairs.pair_packing import JoinedPairs, PackedPairs
 from transformer.data.pairs.text_pairs import PairDataConfig
@@ -22,7 +20,6 @@ from transformer.layers.attention.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.models.transforms.reduced import check_cache
 from transformer.training.experiment import Batch, Params
-from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
 from transformer.training.run_config import RunConfig
 
 
@@ -60,15 +57,14 @@ class TextToText(SequenceToSequence):
     """A decoder trained on joined pairs; the loss is -log p(token | those before it, source)."""
 
     Config = TextToTextConfig
+    # Of one sequence, where the base class has an encoder.
+    init = TextObjective.init
+    flops_per_token = TextObjective.flops_per_token
 
     @staticmethod
     def packing(config: Any) -> Callable[..., PackedPairs]:
         """Packs source and target as one sequence."""
         return functools.partial(JoinedPairs, loss_on=config.data.loss_on)
-
-    def init(self, rng: jax.Array) -> Any:
-        """The initial parameters, boxed with their logical axes."""
-        return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
 
     def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
         """The last layer's states (b, t, d); `unembed` maps them to logits of the batch's `targets`."""
@@ -86,11 +82,11 @@ class TextToText(SequenceToSequence):
         """The length of a row."""
         return self.config.data.source_length + self.config.data.target_length
 
-    def flops_per_token(self, params: Params) -> float:
-        """6 N plus attention's part (see `transformer.training.logging.throughput`)."""
+    @property
+    def attention_products(self) -> float:
+        """See `Experiment`."""
         stack = self.config.model.stack(causal=True)
-        products = attention_products(stack, self.tokens_per_example, causal=True)
-        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
+        return attention_products(stack, self.tokens_per_example, causal=True)
 
     def prompt(self, source: str) -> list[int]:
         """The start token, the source and its end-of-sequence token."""

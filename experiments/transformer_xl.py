@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from experiments.evaluation.evaluators import named_evaluators
 from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
 from transformer.data.loader import DataLoader
 from transformer.data.text.packed_text import StreamRows
@@ -107,7 +106,7 @@ class SegmentRecurrence(LanguageModeling):
         rows: Any = loader.rows
         batches = batches and batches + rows.ahead
         likelihood = LikelihoodEvaluator(self._evaluation_step(), loader, put, batches)
-        return {"eval": likelihood, **named_evaluators(self, put, split)}
+        return {"eval": likelihood, **self.other_evaluators(put, split)}
 
     def _evaluation_step(self) -> Callable[[Params, Batch], Any]:
         """(params, batch) -> the terms, in total and per row; the memory is carried from batch to batch."""
@@ -118,7 +117,7 @@ class SegmentRecurrence(LanguageModeling):
             def measure(part: Batch) -> tuple[dict[str, Sum], Memory]:
                 return self.loss_and_carry(params, part, carry, jax.random.key(0), False)
 
-            return split_by_row(measure, batch)
+            return split_by_row(measure, batch, self.weights)
 
         compiled = jax.jit(in_microbatches(one, c.parallel.microbatches))
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluation.evaluators import named_evaluators
+from experiments.base import Experiment
 from experiments.resized_positions import ResizedPositions
 from transformer.data.encoders.labels import remarks
 from transformer.data.images.image_sources import save_pixels
@@ -24,9 +24,8 @@ from transformer.evaluation.classifier_scores import classification_evaluator, p
 from transformer.layers.attention.products import attention_products
 from transformer.models.vision import VisionConfig, VisionTransformer
 from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Experiment, Params, Put
-from transformer.training.hooks import Evaluator, Hook, Pictures
-from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.experiment import Batch, Params, Put
+from transformer.training.hooks import Evaluator, Hook
 from transformer.training.losses.label_losses import LabelLoss, LabelLossConfig
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
@@ -119,17 +118,17 @@ class Vision(Experiment):
         evaluator = classification_evaluator(self, split, put)
         if split == "validation":
             self._validation = evaluator  # for plots and `result_lines`
-        return {"eval": evaluator, **named_evaluators(self, put, split)}
+        return {"eval": evaluator, **self.other_evaluators(put, split)}
 
     @property
     def tokens_per_example(self) -> int:
         """The number of patches of an image, plus one for a class token."""
         return self.config.model.length(self.config.data.image_size)
 
-    def flops_per_token(self, params: Params) -> float:
-        """6 N plus attention's part for one patch (see `transformer.training.logging.throughput`)."""
-        products = attention_products(self.config.model.stack(), self.tokens_per_example)
-        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
+    @property
+    def attention_products(self) -> float:
+        """See `Experiment`."""
+        return attention_products(self.config.model.stack(), self.tokens_per_example)
 
     def problem(self, text: str) -> str:
         """Why an image cannot be read: it is not a file."""
@@ -171,15 +170,8 @@ class Vision(Experiment):
         label>.png."""
         first = self.data.rows("validation").batch(np.array([0]))
         self._sample = folder.samples / file_name(self.data.labels[first["labels"][0]])
-        c = self.config.train
-        confusion = Pictures(
-            c.sample_every,
-            folder.classes,
-            lambda params: self._validation.drawn(params),
-            draw_classification,
-            folder.events,
-            c.writers,
-        )
+        drawn = lambda params: self._validation.drawn(params)  # noqa: E731
+        confusion = self.pictures(folder, folder.classes, drawn, draw_classification)
         return [confusion, SampleImage(first["images"][0], self._sample)]
 
     def data_lines(self) -> list[str]:

@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluation.evaluators import named_evaluators
+from experiments.base import Experiment
 from transformer.data.text.skip_grams import SkipGramData, SkipGramDataConfig, SkipGrams
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.evaluation.embeddings import word_vectors
-from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.models.word_embedding import SkipGram, SkipGramConfig
 from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Experiment, Params, Put
-from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
+from transformer.training.experiment import Batch, Params
+from transformer.training.hooks import Hook, Samples
 from transformer.training.losses.negative_sampling import NegativeSamplingConfig, negative_sampling, pairs
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
@@ -65,11 +64,6 @@ class WordEmbedding(Experiment):
         """The number of (word, context) pairs."""
         return {"loss": jnp.sum(pairs(batch["segments"], batch["reach"]), dtype=jnp.float32)}
 
-    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The loss of a split, without perplexity: the loss is not a log-likelihood of words."""
-        likelihood = likelihood_evaluator(self, self.loader(split), put, perplexity=False)
-        return {"eval": likelihood, **named_evaluators(self, put, split)}
-
     def flops_per_token(self, params: Params) -> float:
         """6 d per word of the row and per negative sample: each is multiplied with every word."""
         return 6.0 * self.config.model.d_model * (self.config.data.sequence_length + self.config.data.noise)
@@ -87,11 +81,8 @@ class WordEmbedding(Experiment):
             words = vectors.common(MAPPED)
             return (np.stack([vectors[word] for word in words]), words) if len(words) >= 3 else None
 
-        c = self.config.train
-        return [
-            Samples(c.sample_every, sample, folder.samples),
-            Pictures(c.sample_every, folder.maps, mapped, draw_map, folder.events, c.writers),
-        ]
+        samples = Samples(self.config.train.sample_every, sample, folder.samples)
+        return [samples, self.pictures(folder, folder.maps, mapped, draw_map)]
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0

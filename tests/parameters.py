@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.training.optim.roles import Role, module_names, role
+from transformer.training.optim.roles import Role, joined, role
 
 
 def random_params(
@@ -21,7 +21,7 @@ def random_params(
 
 def roles_by_name(path: tuple) -> Role:
     """The roles of the parameters of a tree without names of axes, by the names that models here have."""
-    keys = ("", *module_names(path))
+    keys = ("", *joined(path).split("/"))
     batches = ("layers",) * any(key.endswith("blocks") for key in keys) + ("expert",) * ("experts" in keys)
     if keys[-1] == "table":
         return role((*batches, "vocab", "embed"))

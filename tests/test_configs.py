@@ -2,6 +2,7 @@ import ast
 import dataclasses
 import json
 import math
+import re
 import shlex
 import sys
 import typing
@@ -236,31 +237,34 @@ SWITCHES = {
     "train.average_last": "2",
     "train.batch_size": "16",
     "optimizer.clip_norm": "1.0",
+    "optimizer.schedule": "cosine",
     "optimizer.ema_decay": "0.9",
     "parallel.microbatches": "2",
+    "data.tokenizer": "bpe",
     "data.vocab_size": "300",
     "model.position": "learned",
     "model.use_bias": "true",
 }
 """Keys that switch on what reads further keys."""
 
-ONE_OF_EACH = {
-    "lm.py": {"data.tokenizer": "bpe", "train.profile_steps": "1", "train.profile_from": "1"},
-    "translation.py": {"data.tokenizer": "bpe"},
-    "rnn_translation.py": {"data.tokenizer": "bpe"},
-    "summarization_decoder.py": {"data.tokenizer": "bpe"},
-    "transformer_xl.py": {"data.tokenizer": "bpe", "model.position": "rope"},
-    "bert.py": {"data.tokenizer": "bpe"},
-    "classification.py": {"data.tokenizer": "bpe"},
-    "finetune_question_answering.py": {"data.tokenizer": "bpe"},
-    "finetune_chat.py": {"data.tokenizer": "bpe"},
-    "dpo.py": {"data.tokenizer": "bpe"},
-    "vision.py": {},
-    "studies/induction_heads/induction_heads.py": {"optimizer.schedule": "cosine"},
-    "studies/in_context_regression/in_context_regression.py": {},
-    "word_embedding.py": {"data.subsample": "0.1"},
+OWN_SWITCHES = {
+    "language_modeling": {"train.profile_steps": "1", "train.profile_from": "1"},
+    "transformer_xl": {"model.position": "rope"},
+    "word_embedding": {"data.tokenizer": "words", "data.subsample": "0.1"},
 }
-"""A config of each experiment, with what else switches something on there."""
+"""What else switches something on in a run of an experiment."""
+
+
+def one_of_each() -> dict[str, str]:
+    """Experiment -> the config of it with the shortest name, in the outermost folder."""
+    found = {}
+    for name in sorted(CONFIGS, key=lambda name: (name.count("/"), len(name)), reverse=True):
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        found |= dict.fromkeys(re.findall(r'base\.defaults\("(\w+)"\)', text), name)
+    return found
+
+
+ONE_OF_EACH = one_of_each()
 
 
 def write_pairs(folder: Path) -> str:
@@ -312,7 +316,9 @@ AT_HAND = {
 
 
 def test_there_is_one_of_each():
-    assert {read_config(f"configs/{name}")["experiment"] for name in ONE_OF_EACH} == EXPERIMENTS.keys()
+    assert ONE_OF_EACH.keys() == EXPERIMENTS.keys()
+    for name, config in ONE_OF_EACH.items():
+        assert read_config(f"configs/{config}")["experiment"] == name
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +346,7 @@ def at_hand(values: dict, tiny: dict, corpus: str) -> dict:
 def test_the_train_step_has_its_shapes_at_full_width_and_tiny(tmp_path, corpus, config):
     """Evaluated in shapes, without an array of the model; tiny ones only where no test trains them."""
     full, tiny = (read_config(f"configs/{each}") for each in (config, config.partition(":")[0] + ":tiny"))
-    for values in [full] if config in ONE_OF_EACH or ":" in config else [full, tiny]:
+    for values in [full] if config in ONE_OF_EACH.values() or ":" in config else [full, tiny]:
         config_class = find_experiment(values["experiment"]).Config
         frozen = from_values(config_class, at_hand(values, tiny, corpus))
         run = Run(find_experiment(values["experiment"])(frozen), frozen, tmp_path)
@@ -364,15 +370,14 @@ def shapes(tree) -> list:
     return [(path, leaf.shape, leaf.dtype) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-@pytest.mark.parametrize("config", [
-    pytest.param(name, marks=[] if name == "lm.py" else pytest.mark.thorough)
-    for name in ONE_OF_EACH
-])  # fmt: skip
-def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd, tmp_path, config):
+@pytest.mark.thorough(but=1)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd, tmp_path, name):
     """And every key of the experiment is read, by what trains, evaluates or predicts: checking a
     key or keeping it in config.json does not count."""
+    config = ONE_OF_EACH[name]
     values = read_config(f"configs/{config}:tiny")
-    switches = SWITCHES | ONE_OF_EACH[config]
+    switches = SWITCHES | OWN_SWITCHES.get(name, {})
     overrides = [(key, value) for key, value in switches.items() if key in flatten(values)]
     if values["data"].get("source") in AT_HAND:
         overrides.append(("data.source", AT_HAND[values["data"]["source"]](tmp_path / "corpus")))

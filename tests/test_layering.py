@@ -282,6 +282,56 @@ def test_no_config_key_has_a_second_default():
                 assert holder not in ("config", "c", "cfg", "flags"), f"{name}:{node.lineno}"
 
 
+ASKED = {
+    "commands.sweeps.algebra": (1, "a value of a sweep may be NumPy's"),
+    "transformer.conditions": (1, "a member of a family may be a function"),
+    "transformer.config": (1, "a group of keys may be any dataclass"),
+    "transformer.data.sources.line_files": (1, "errors of readers"),
+    "transformer.data.sources.packed_files": (1, "errors of readers"),
+    "transformer.data.sources.tfds": (2, "features and values of TFDS"),
+    "transformer.data.tokenization.tokenizer_kinds": (1, "a function of a notebook"),
+    "transformer.data.tokenization.tokenizers": (2, "the kinds of models of the package tokenizers"),
+    "transformer.evaluation.shared_prefix": (1, "a stepper that extends a cache, which is optional"),
+    "transformer.layers.attention.attention": (1, "a partial function has no name"),
+    "transformer.layers.attention.kernels.splash_parts": (2, "private names of jax"),
+    "transformer.layers.block": (1, "a sublayer by its name"),
+    "transformer.layers.feed_forward": (1, "a feed-forward network of a notebook"),
+    "transformer.layers.measures": (1, "any module of flax"),
+    "transformer.models.stack_builder": (1, "a mixer of a notebook"),
+    "transformer.models.transforms.mup": (1, "a layer without a mixer"),
+    "transformer.planning.memory": (1, "a literal of jax"),
+    "transformer.runtime": (1, "other C libraries"),
+    "transformer.safe_files": (2, "other systems"),
+    "transformer.training.checkpoints.checksums": (4, "metadata of orbax"),
+    "transformer.training.checkpoints.storage": (1, "errors of orbax"),
+    "transformer.training.hooks": (2, "an evaluator may be a plain function"),
+    "transformer.training.optim.optax_optimizers": (1, "names of optax"),
+    "transformer.training.parallel": (1, "devices without slices"),
+    "transformer.training.run_config": (1, "data without further sets"),
+    "transformer.training.signals": (1, "other systems"),
+    "workdir.compatibility.consistency": (2, "settings of jax, and modules without a file"),
+    "workdir.opening": (2, "ml_collections, and what a config file returns"),
+    "workdir.provenance": (1, "other systems"),
+}
+"""Module -> how often it asks whether an object has a member (`hasattr`, or `getattr` with a default), and of
+what: objects of other libraries, and what a user gives. What is ours has a default in its base class."""
+
+
+def probes(source: str) -> int:
+    """How often a module asks whether an object has a member."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    named = [(node.func.id, len(node.args)) for node in calls if isinstance(node.func, ast.Name)]
+    return sum(name == "hasattr" or (name == "getattr" and count == 3) for name, count in named)
+
+
+def test_nobody_asks_whether_an_object_of_ours_has_a_member():
+    found = {name: count for name, file in MODULES.items() if (count := probes(file.read_text()))}
+    more = {name: count for name, count in found.items() if count > ASKED.get(name, (0, ""))[0]}
+    assert more == {}, "give the base class a default, or say here why it cannot have one"
+    assert sum(count for count, _ in ASKED.values()) < 40
+    assert probes("hasattr(a, 'b') or getattr(a, 'b', 0) or getattr(a, name)") == 2
+
+
 def test_files_stay_short():
     long = {
         name: lines for name, file in MODULES.items() if (lines := len(file.read_text().splitlines())) > 320

@@ -84,8 +84,8 @@ def complete(run: Run, params: Params, prompt: str, seed: int = 0, **sample: Any
     Raises:
       UserError: the run does not continue texts, or has no such key or value.
     """
-    experiment = copy.copy(run.experiment)
-    if not getattr(experiment, "continues", False):
+    experiment: Any = copy.copy(run.experiment)
+    if not experiment.continues:
         raise UserError(f"complete: a run of {run.config.experiment} does not continue texts")
     values = to_values(run.config)
     values["sample"] |= sample | {"num_samples": 1}
@@ -101,7 +101,7 @@ def logits(run: Run, params: Params, text: str) -> tuple[list[str], np.ndarray]:
       UserError: the run does not continue texts, or the text has more than `model.max_length` tokens.
     """
     experiment: Any = run.experiment
-    if not getattr(experiment, "continues", False):
+    if not experiment.continues:
         raise UserError(f"logits: a run of {run.config.experiment} does not continue texts")
     tokenizer = experiment.data.tokenizer
     tokens = [tokenizer.bos_id, *tokenizer.encode(text)]

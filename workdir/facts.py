@@ -70,9 +70,8 @@ def _quoted(path: str | Path) -> str:
 def _next(run: Run, folder: RunFolder) -> Mapping[str, str]:
     found = {"Measure it": command(folder, "--mode=evaluate")}
     experiment: Any = run.experiment
-    if hasattr(experiment, "example_flags"):
-        try:
-            found["Use it"] = command(folder, "--mode=predict", *experiment.example_flags())
-        except Exception:
-            return found  # the example needs data that are gone
+    try:
+        found["Use it"] = command(folder, "--mode=predict", *experiment.example_flags())
+    except Exception:
+        return found  # the example needs data that are gone
     return found

@@ -101,7 +101,7 @@ class Hub:
         shapes = {
             path: leaf.shape for path, leaf in traverse_util.flatten_dict(self.abstract, sep="/").items()
         }
-        return self.folder.places(self.model, shapes, getattr(self.model, "vocab_size", 0))
+        return self.folder.places(self.model, shapes, self.model.vocab_size)
 
     def shapes(self) -> dict[str, tuple]:
         """See `Origin`."""

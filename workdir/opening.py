@@ -240,10 +240,10 @@ def open_without_data(
     make, source = find_experiment(config.experiment), config.initialize_from
     if source:
         kept = with_tokenizer(kept or {}, source, inheritance.find_hub(source))
-    kind = TOKENIZERS.get(getattr(config.data, "tokenizer", ""))
+    kind = TOKENIZERS.get(vars(config.data).get("tokenizer"))
     if not kept and kind and kind.learns and kind.least_size:
         experiment = make(config, tokenizer=_blank(config.data.vocab_size))
-        if experiment.blank() is not None:
+        if experiment.data.blank() is not None:
             return Run(experiment, config, "", devices=devices)
     return Run(make(config, **(kept or {})), config, "", devices=devices)
 

@@ -95,8 +95,7 @@ def _first_lines(run: Run, trained: int) -> Iterator[str]:
         params = _with_main_optimizer(run) if run.config.optimizer.has_rules else run.abstract.params
         yield shares(params, run.roles)
     experiment: Any = run.experiment
-    if hasattr(experiment, "data_lines"):
-        yield from experiment.data_lines()
+    yield from experiment.data_lines()
     yield from experiment.data.division()
     if run.warm_start is not None:
         yield f"parameters of {run.warm_start.origin}:"

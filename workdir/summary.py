@@ -28,10 +28,9 @@ def summary(run: Run, folder: RunFolder) -> Iterator[str]:
     yield "Next, for example:"
     yield f"  {command(folder, '--mode=evaluate')}"
     flags = "how to use it: --mode=predict"
-    if hasattr(experiment, "example_flags"):
-        yield from _or_why_not(
-            flags, lambda: [f"  {command(folder, '--mode=predict', *experiment.example_flags())}"]
-        )
+    yield from _or_why_not(
+        flags, lambda: [f"  {command(folder, '--mode=predict', *experiment.example_flags())}"]
+    )
     steps = 2 * config.train.steps
     longer, rewarming = command(folder, f"--config.train.steps={steps}"), run.rewarming(steps)
     yield f"  {longer}" + (f"  # {rewarming}" if rewarming else "")
@@ -53,7 +52,7 @@ def measured(run: Run, folder: RunFolder, logged: bool) -> Iterator[str]:
     if lost:
         yield f"the last evaluation gave no number for {', '.join(lost)}: training may have diverged"
     experiment: Any = run.experiment
-    if found and hasattr(experiment, "result_lines"):
+    if found:
         yield from experiment.result_lines(found)
 
 

@@ -64,7 +64,7 @@ def write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str:
         opened, opened.restore_params(step), flags.family, flags.dtype
     )
     check_values(family.model_type, values)
-    ends = getattr(opened.experiment, "ends", ())
+    ends = opened.experiment.ends
     tokens = _tokens(opened.experiment.data.tokenizer, opened.experiment.model.vocab_size, ends)
     part.mkdir(parents=True)
     architecture = ARCHITECTURES[family.model_type]

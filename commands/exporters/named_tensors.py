@@ -23,5 +23,5 @@ def tensors_of(opened: Any, params: Any, name: str, dtype: str) -> tuple[Any, di
     used = model
     if family.write_pixels:  # theirs has as many positions as an image has patches, ours may have more
         used = dataclasses.replace(model, max_length=model.length(opened.config.data.image_size))
-    by_name = places(family.rules(used), shapes, getattr(opened.experiment.model, "vocab_size", 0))
+    by_name = places(family.rules(used), shapes, opened.experiment.model.vocab_size)
     return family, values, by_name, outputs(by_name, merged(params, model), jnp.dtype(dtype))

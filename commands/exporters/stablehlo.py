@@ -69,10 +69,10 @@ def write(run: Run, step: Step, folder: Path, flags: argparse.Namespace) -> str:
       UserError: the model does not generate, or does not read this many tokens.
     """
     experiment: Any = run.experiment
-    if not hasattr(experiment, "stepper"):
+    if experiment.stepper is None:
         raise UserError(f"--format=stablehlo: a model of {run.config.experiment} does not generate")
     tokenizer, most = experiment.data.tokenizer, experiment.longest
-    needed = flags.length + (flags.room if hasattr(experiment, "continues") else 0)
+    needed = flags.length + (flags.room if experiment.is_language_model else 0)
     if needed > most:
         raise UserError(f"--length, --room: {needed} tokens; the model reads {most} (model.max_length)")
     params = jax.device_get(run.restore_params(step))  # whole, and of no mesh

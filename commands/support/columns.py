@@ -71,9 +71,9 @@ def look_for_columns(source: str, lines: Iterable[str], data: Any) -> None:
         print(
             f"{source}:1 is {rows[0][0]!r}; if that is a header, remove it, or give {table}", file=sys.stderr
         )
-    expected = len(reads) if hasattr(data, "labels") else 1
+    expected = len(reads) if data.labels else 1
     counts = {len(columns) for columns in rows}
-    if hasattr(data, "labels"):
+    if data.labels:
         labels = set(data.labels)
         for place, what in ((-1, "last"), (0, "first")):
             if min(counts) > expected and all(columns[place].strip() in labels for columns in rows):

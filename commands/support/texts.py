@@ -81,10 +81,9 @@ def open_input(source: str | None, experiment: Any) -> Input:
     if data.lines == "tsv":
         look_for_columns(source, lines(source), data)
     found = _counted(lambda: lines(source), source)
-    if problem_of := getattr(experiment, "problem", None):
-        for number, text in enumerate(lines(source), 1):
-            if problem := problem_of(text):
-                raise UserError(f"--input: {source}:{number} {problem}")
+    for number, text in enumerate(lines(source), 1):
+        if problem := experiment.problem(text):
+            raise UserError(f"--input: {source}:{number} {problem}")
     return found
 
 

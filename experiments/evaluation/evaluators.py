@@ -12,6 +12,7 @@ import numpy as np
 
 from experiments.evaluation.induction_score import InductionScore
 from experiments.evaluation.multiple_choice import MultipleChoice
+from transformer.data.text.packed_text import TextData
 from transformer.errors import UnknownMember, UserError, suggest
 from transformer.evaluation.likelihood import LikelihoodEvaluator, by_target
 from transformer.training.experiment import Batch, Params, Put
@@ -24,7 +25,7 @@ class Compressors:
 
     def __init__(self, experiment: Any, put: Put, split: str) -> None:
         """The experiment's data need a method `text`."""
-        if not hasattr(experiment.data, "text"):
+        if not isinstance(experiment.data, TextData):
             raise UserError(f"evaluate.also: compressors: {experiment.config.experiment} has no plain text")
         self._experiment, self._split = experiment, split
 

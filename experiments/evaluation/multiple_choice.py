@@ -7,7 +7,7 @@ import numpy as np
 from transformer.data.sources import Source, open_source
 from transformer.errors import UserError
 from transformer.evaluation.statistics.bootstrap import interval, interval_text, resampled
-from transformer.training.experiment import Params, Put, Scorer
+from transformer.training.experiment import Params, Put
 
 
 class MultipleChoice:
@@ -28,7 +28,7 @@ class MultipleChoice:
     def __init__(self, experiment: Any, put: Put, split: str, file: str) -> None:
         """The questions are the same for every split."""
         cache, self._experiment = experiment.data.config.cache_dir, experiment
-        if not isinstance(experiment, Scorer):
+        if experiment.row is None:
             raise UserError(f"evaluate.also: choices: {experiment.config.experiment} scores no texts")
         try:
             source = open_source(f"jsonl:{file}", "test", cache_dir=cache, field="question", divide=False)
@@ -72,7 +72,7 @@ class MultipleChoice:
 
     def _pair(self, text: str, choice: str) -> tuple[str, str]:
         """The text and its continuation, as the experiment scores them."""
-        return text, joined(text, choice) if getattr(self._experiment, "continues", False) else choice
+        return text, joined(text, choice) if self._experiment.continues else choice
 
 
 def joined(text: str, choice: str) -> str:

@@ -18,7 +18,7 @@ from tests import runs
 from tests.test_resume import measurements
 from tests.training.toy import assert_same
 from transformer.errors import UserError
-from transformer.training.optim.layerwise import OF_ARRAYS
+from transformer.training.optim.optax_optimizers import OPTIMIZERS
 from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -238,7 +238,11 @@ def test_another_optimizer_starts_again_when_asked_and_warms_up(monkeypatch, cap
     assert [float(run.schedule(step)) for step in (4, 5, 6)] == pytest.approx([0.0005, 0.001, 0.001])
 
 
-WHOLE = [*OF_ARRAYS, "contrib.prodigy", "contrib.schedule_free_adamw"]
+WHOLE = [
+    *(name for name in OPTIMIZERS if name != "contrib.muon"),
+    "contrib.prodigy",
+    "contrib.schedule_free_adamw",
+]
 
 
 @pytest.mark.thorough

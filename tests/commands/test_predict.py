@@ -136,6 +136,8 @@ def test_a_packed_file_is_answered_line_by_line(capfd, tmp_path, classifier):
 )
 def test_a_broken_packed_file_is_refused_in_one_line(tmp_path, data, said):
     class Experiment:
+        problem = staticmethod(lambda text: "")
+
         class data:
             kinds, lines = ("jsonl",), "jsonl"
 

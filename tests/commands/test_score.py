@@ -203,7 +203,7 @@ def test_what_the_command_is_given_wrong_is_one_line(capfd, trained, tmp_path, a
 
 def test_a_run_that_writes_no_text_is_refused():
     class Other:
-        config = experiment("rope").config
+        config, row = experiment("rope").config, None
 
     with pytest.raises(UserError, match="a run of language_modeling has no likelihood"):
         next(score_lines(Other(), None, ["a\tb"]))
@@ -212,6 +212,8 @@ def test_a_run_that_writes_no_text_is_refused():
 @pytest.mark.parametrize("number", [0, 1])
 def test_only_the_first_process_says_that_texts_were_cut(monkeypatch, capfd, number):
     class Cut:
+        row = "given"
+
         def score(self, params, pairs):
             return (Score(-1.0, 1, False, unread=3) for _ in pairs)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.data.documents import TEXT, cache_of
-from transformer.data.loader import DataLoader
+from transformer.data.loader import DataLoader, Rows
 from transformer.data.text.packed_text import PackedRows
 
 
-class Numbers:
+class Numbers(Rows):
     """Row i is the number i, of weight 1."""
 
     def __init__(self, count):

@@ -9,13 +9,12 @@ from PIL import Image
 
 from transformer.data.chat.chat import ChatData, ChatDataConfig
 from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig
-from transformer.data.corpus import APART
 from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig
 from transformer.data.encoders.question_answering import SpanData, SpanDataConfig
 from transformer.data.images.images import ImageData, ImageDataConfig
 from transformer.data.overlap import check_overlap, overlap_lines, shared
 from transformer.data.pairs.text_pairs import PairData, PairDataConfig
-from transformer.data.sources import open_source
+from transformer.data.sources import SOURCES, open_source
 from transformer.data.sources.base import SPLITS, before_answer
 from transformer.data.text.packed_text import TextData, TextDataConfig
 from transformer.errors import UserError
@@ -172,7 +171,7 @@ def test_a_file_is_read_once_however_it_is_reached(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("source", APART)
+@pytest.mark.parametrize("source", [name for name, kind in SOURCES.items() if kind.are_apart])
 def test_what_is_not_counted_shares_nothing(tmp_path, source):
     fields = {"written_forms": "source", "function_questions": "context", "library_questions": "prompt"}
     field = fields.get(source, "text")

@@ -1,4 +1,5 @@
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,8 @@ def counted_by_hand(logits, labels, weights):
 
 
 class Batches:
+    rows = SimpleNamespace(examples=0)
+
     def __init__(self, batches):
         self.batches = batches
 

@@ -3,6 +3,8 @@
 import math
 import re
 import warnings
+from types import SimpleNamespace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +18,11 @@ from transformer.training.metrics import Sum
 
 
 class Batches:
+    parts: ClassVar = {}
+
     def __init__(self, batches):
         self.batches = batches
+        self.rows = SimpleNamespace(counted=sum(len(each["x"]) for each in batches if each))
 
     def batch_at(self, step):
         return self.batches[step]

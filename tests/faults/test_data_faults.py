@@ -19,7 +19,7 @@ from transformer.data.cache import content_digests
 from transformer.data.cache.disk_cache import CHECKSUMS, build_once
 from transformer.data.cache.token_cache import TokenCache
 from transformer.data.images.image_sources import ImageFolder
-from transformer.data.loader import DataLoader
+from transformer.data.loader import DataLoader, Rows
 from transformer.data.sources import open_source
 from transformer.data.sources.base import Options
 from transformer.data.tokenization.tokenizers import Tokenizer
@@ -120,7 +120,7 @@ def test_null_bytes_and_other_control_characters_are_text(tmp_path):
 
 
 def test_fewer_rows_than_a_batch_come_equally_often():
-    class Numbers:
+    class Numbers(Rows):
         def __len__(self):
             return 3
 
@@ -135,7 +135,7 @@ def test_fewer_rows_than_a_batch_come_equally_often():
 @pytest.mark.parametrize("error", [MemoryError, SystemExit, OSError])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_death_of_a_worker_is_noticed_at_once(error, workers):
-    class Deadly:
+    class Deadly(Rows):
         def __len__(self):
             return 100
 

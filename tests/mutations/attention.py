@@ -366,7 +366,7 @@ EDITS = {
                 "iter(_unstack(tree, kinds.count(kind)))",
                 "iter(_unstack(tree, kinds.count(kind))[:1] * self.num_layers)",
             ),
-            "nothing_is_tied": ("return x[:1] if any(", "return x if any("),
+            "nothing_is_tied": ("return x[:1] if tied else x", "return x"),
             "nothing_is_handed_on": ("SHARED: shared}", "SHARED: {}}"),
         },
     ),

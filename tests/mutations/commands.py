@@ -155,7 +155,7 @@ EDITS = {
             "the_end_is_not_heard": ('if token[0] == shape["eos_id"]:', "if False:"),
             "one_token_too_many": ('while len(new) < shape["room"]:', 'while len(new) <= shape["room"]:'),
             "types_of_few_bits": ("stored[name].view(kind)", "stored[name]"),
-            "all_models_generate": ('if not hasattr(experiment, "stepper"):', "if False:"),
+            "all_models_generate": ("if experiment.stepper is None:", "if False:"),
             "nothing_is_a_length": ("vars(flags)[name] < 1:", "vars(flags)[name] < 0:"),
             "any_platform": ("if platform not in PLATFORMS:", "if False:"),
         },

@@ -180,8 +180,8 @@ EDITS = {
                 "minimum(1.0, count / max(1, warmup_steps))",
             ),
             "whole_wave": ("xp.cos(np.pi * progress)", "xp.cos(2 * np.pi * progress)"),
-            "final_fraction_ignored": ("(final + (1 - final) * wave)", "wave"),
-            "decay_from_the_start": ("stable = steps - config.decay_steps", "stable = 0"),
+            "final_fraction_ignored": ("(final_fraction + (1 - final_fraction) * wave)", "wave"),
+            "decay_from_the_start": ("stable = steps - decay_steps", "stable = 0"),
             "jump_upwards": ("xp.minimum(after(count), risen)", "after(count)"),
         },
     ),
@@ -460,11 +460,14 @@ EDITS = {
         {
             "all_layers_are_one_array": ('if group == "others" else', "if group else"),
             "stacks_of_any_depth_together": ('f"layers_{leaf.shape[0]}"', 'f"layers_{leaf.ndim}"'),
-            "one_is_missing": ('"adafactor", "fromage", ', '"fromage", '),
         },
     ),
     "transformer/training/optim/optax_optimizers.py": (
-        "tests/training/optim/test_optax_optimizers.py tests/training/test_cautious.py",
+        "tests/training/optim/test_layerwise.py",
+        {"one_is_missing": ('    "adafactor": functools.partial(by_layer, optax.adafactor),\n', "")},
+    ),
+    "transformer/training/optim/cautious.py": (
+        "tests/training/optim/test_cautious.py",
         {
             "bold": ("(update * gradient < 0)", "(update * gradient != 0)"),
             "reckless": ("(update * gradient < 0)", "(update * gradient > 0)"),

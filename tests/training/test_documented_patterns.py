@@ -11,8 +11,8 @@ import pytest
 from tests import runs
 from tests.parameters import roles_by_name
 from transformer.models.classifier import TextClassifier
-from transformer.training.optim.optax_optimizers import joined
 from transformer.training.optim.optimizer import OptimizerConfig
+from transformer.training.optim.roles import joined
 from transformer.training.optim.rules import Rule, numbered, parameter_settings
 from transformer.training.parallel import unboxed
 from workdir.opening import check_config, read_config

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from transformer.config import Bounded, Fraction, Nonnegative, Place
 from transformer.data.cache.disk_cache import build_once, data_folder, digest, load_values
-from transformer.data.cache.token_cache import BAR, TokenCache
+from transformer.data.cache.token_cache import BAR
 from transformer.data.loader import DataLoader, Rows
 from transformer.data.overlap import Hashed, hashed, overlap_lines
 from transformer.data.source_names import suggest_kind
@@ -23,12 +23,6 @@ from transformer.data.sources.base import KEPT, SPLITS, split_and_source
 from transformer.data.tokenization.tokenizer_kinds import TokenizerKind
 from transformer.data.tokenization.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UnknownMember, UserError
-
-FILES = ("text", "jsonl", "tsv", "csv", "parquet", "hf", "aligned", "squad")
-"""Sources that are files of the user, without splits."""
-
-APART = ("stdlib", "snippets", "written_forms", "function_questions", "library_questions")
-"""Sources whose training and validation splits share nothing that a model is asked."""
 
 
 @dataclass(frozen=True)
@@ -74,37 +68,6 @@ class CorpusConfig(Bounded):
         return ["vocab_size", "lowercase", "strip_accents"] if there else []
 
 
-class WithoutBytes:
-    """Rows without `bytes`, and `why`: if a tokenizer does not reproduce the text, bits per byte are not
-    defined."""
-
-    def __init__(self, rows: Any, caches: Sequence[TokenCache], split: str) -> None:
-        """`rows` are those of the texts in `caches`, of this split."""
-        self._rows = rows
-        lost, lost_bytes = np.sum([cache.lost for cache in caches], axis=0)
-        total = sum(len(cache.offsets) - 1 for cache in caches)
-        share = lost_bytes / max(1, sum(int(cache.num_bytes.sum()) for cache in caches))
-        self.why = (
-            f"bits_per_byte is left out: of {lost:,} of {total:,} {split} texts, {share:.1%} of all bytes, "
-            "the tokens do not give back what was read (case, spaces or unknown characters)"
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rows, name)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows with these indices, stacked; index -1 is a row of padding."""
-        return {name: values for name, values in self._rows.batch(rows).items() if name != "bytes"}
-
-
-def without_lossy_bytes(rows: Any, caches: Sequence[TokenCache], split: str) -> Any:
-    """The rows of the texts in `caches`, or `WithoutBytes` if tokenization loses something of the texts."""
-    return WithoutBytes(rows, caches, split) if any(cache.lost[0] for cache in caches) else rows
-
-
 class SplitData(ABC):
     """The splits of a config's `source` and `validation_source`.
 
@@ -114,6 +77,14 @@ class SplitData(ABC):
     config: Any
     apart = False
     """Whether training and validation are known to share nothing."""
+    tokenizer: Any = None
+    special_tokens: Any = None
+    """The `SpecialTokens` of an encoder."""
+    labels: Sequence[str] = ()
+
+    def blank(self) -> dict[str, np.ndarray] | None:
+        """A row of padding, stacked, if its shapes are known without data."""
+        return None
 
     @abstractmethod
     def sources(self, split: str) -> Sequence[Any]:
@@ -160,7 +131,7 @@ class Corpus(SplitData):
         """`tokenizer` is that of the run folder; by default that of the config."""
         self.config = config
         self.folder = data_folder(config.cache_dir)
-        self.apart = not config.validation_source and config.source in APART
+        self.apart = not config.validation_source and SOURCES[config.source.partition(":")[0]].are_apart
         self.tokenizer = tokenizer or self._make_tokenizer()
 
     def kept(self) -> dict[str, Any]:
@@ -229,7 +200,7 @@ class Corpus(SplitData):
     def _division_of_files(self) -> list[str]:
         left_out = tally_lines(self.tallies("train", "validation"))
         kind = self.config.source.partition(":")[0]
-        if self.config.validation_source or kind not in FILES:
+        if self.config.validation_source or not SOURCES[kind].is_files:
             return left_out
         counts = [self._count(split) for split in SPLITS] if kind != "text" else None
         return divided_line(counts) + left_out

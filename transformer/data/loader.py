@@ -4,31 +4,53 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import grain
 import grain.experimental
 import numpy as np
 
 
-class Rows(Protocol):
+class Rows(ABC):
     """Random access to batches of examples."""
 
+    why = ""
+    """Why bits per byte cannot be computed for the rows, or ""."""
+    each = 1
+    """The number of segments of a row that an example has."""
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def batch(self, rows: np.ndarray) -> "HostBatch":
         """The examples with these indices, stacked; index -1 is padding, with weight 0."""
-        ...
-
-
-@runtime_checkable
-class EpochRows(Protocol):
-    """Rows whose examples depend on the epoch."""
 
     def batch_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> "HostBatch":
         """The examples with these indices in these epochs, counted from 0."""
-        ...
+        return self.batch(rows)
+
+    def documents(self, rows: np.ndarray) -> list[np.ndarray] | None:
+        """For each of these rows, the numbers in the source, from 0, of the records of its segments 1, 2, ...
+        or, of a row without segments, of the row. None if the rows are not of records."""
+        return None
+
+    def documents_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> list[np.ndarray] | None:
+        """As `documents`, in these epochs."""
+        return self.documents(rows)
+
+    @property
+    def counted(self) -> int:
+        """The number of rows that are not repeated."""
+        return len(self)
+
+    @property
+    def examples(self) -> int:
+        """The number of examples in the rows."""
+        return len(self)
 
 
 HostBatch = dict[str, np.ndarray]
@@ -58,6 +80,9 @@ class DataLoader:
     workers: int = 1  # threads that make them; 0: each is made when it is asked for
     transform: Transform | None = None  # changes each batch
 
+    parts: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
+    """The loaders of the sources of a mixture, by name; {}: of one source."""
+
     def __len__(self) -> int:
         return -(-len(self.rows) // self.batch_size)
 
@@ -70,20 +95,13 @@ class DataLoader:
         if not 0 <= step < (sys.maxsize if self.repeat else len(self)):
             raise IndexError(f"batch {step} of {len(self)}")
         places, rows = self._places(step)
-        if isinstance(self.rows, EpochRows):
-            batch = self.rows.batch_of_epochs(rows, places // len(self.rows))
-        else:
-            batch = self.rows.batch(rows)
+        batch = self.rows.batch_of_epochs(rows, places // len(self.rows))
         return self.transform(batch, places) if self.transform else batch
 
     def documents_at(self, step: int) -> list[np.ndarray] | None:
-        """For each row of batch `step`, the numbers in the source, from 0, of the records of its segments
-        1, 2, ... or, of a row without segments, of the row. None if the rows are not of records."""
+        """The `documents` of each row of batch `step`."""
         places, rows = self._places(step)
-        found: Any = self.rows
-        if hasattr(found, "documents_of_epochs"):
-            return found.documents_of_epochs(rows, places // len(self.rows))
-        return found.documents(rows) if hasattr(found, "documents") else None
+        return self.rows.documents_of_epochs(rows, places // len(self.rows))
 
     def _places(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The places of the needed rows of batch `step` in the order of the run, and their indices."""

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen as nn
+from jax.tree_util import DictKey
 from numpy.typing import ArrayLike
 
 from transformer.data.tokenization.tokenizers import Tokenizer
@@ -83,7 +84,7 @@ def sown_weights(sown: Any) -> list[jax.Array]:
     return [
         leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(sown)
-        if {"attention", "weights"} <= {getattr(entry, "key", None) for entry in path}
+        if {"attention", "weights"} <= {entry.key for entry in path if isinstance(entry, DictKey)}
     ]
 
 
@@ -94,7 +95,7 @@ def encoder_attention(
     key tokens; `data` has `tokenizer` and `special_tokens`."""
     tokens, types = framed
     tokens_of = data.special_tokens
-    special = {tokens_of.cls: "[CLS]", tokens_of.sep: "[SEP]", getattr(tokens_of, "mask", -1): "[MASK]"}
+    special = {tokens_of.cls: "[CLS]", tokens_of.sep: "[SEP]", tokens_of.mask: "[MASK]"}
     names = token_names(data.tokenizer, np.asarray(tokens).tolist(), special)
     return attention_weights(model, params, tokens, types, read=read_encoder, layer=layer), names, names
 

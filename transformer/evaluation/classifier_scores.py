@@ -145,8 +145,8 @@ class ClassificationEvaluator:
         as text."""
         confusion_cc = self.last["confusion"]
         n = round(confusion_cc.sum())  # of texts of which some windows were evaluated, a part counts
-        rows = getattr(self._loader, "rows", ())
-        total = len(getattr(rows, "numbers", rows))  # a row may have several texts, a text several rows
+        loader: Any = self._loader
+        total = loader.rows.examples  # a row may have several texts, a text several rows
         description = {"measured": f"{n:,} of {max(n, total):,} examples"}
         if n > 1:
             # Resampling examples is the same as resampling the cells of the matrix that they are in.

@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer.errors import UserError
 from transformer.evaluation.likelihood import batch_results, by_target, replicated
-from transformer.training.experiment import Batch, Experiment, Params, Put
+from transformer.training.experiment import Batch, Objective, Params, Put
 from transformer.training.step import in_microbatches
 
 
@@ -31,7 +31,7 @@ class DocumentLoss:
         return self.loss * self.targets / self.num_bytes / math.log(2) if self.num_bytes else None
 
 
-def document_losses(experiment: Experiment, params: Params, put: Put, loader: Any) -> list[DocumentLoss]:
+def document_losses(experiment: Objective, params: Params, put: Put, loader: Any) -> list[DocumentLoss]:
     """The loss of each document that one pass of a `DataLoader` reads, the highest first. Call it in the mesh
     of the run.
 
@@ -48,7 +48,7 @@ def document_losses(experiment: Experiment, params: Params, put: Put, loader: An
     ):
         if (records := whole.documents_at(step)) is None:
             raise refused
-        documents = _of_targets(records, segments, parts_3[1], getattr(loader.rows, "each", 1))
+        documents = _of_targets(records, segments, parts_3[1], loader.rows.each)
         if documents is None:
             raise refused
         if not math.isclose(parts_3[0].sum(), total, rel_tol=1e-3, abs_tol=1e-3):
@@ -82,7 +82,7 @@ def _of_targets(
     return numbers.reshape(weights.shape)
 
 
-def _measure(experiment: Experiment) -> Any:
+def _measure(experiment: Objective) -> Any:
     """(params, batch) -> the total of the loss, the segments, and total, weight and bytes of each target, on
     every process."""
     cost = by_target(experiment)

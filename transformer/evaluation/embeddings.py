@@ -151,7 +151,8 @@ def read_questions(path: str | Path) -> dict[str, list[tuple[str, str, str, str]
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', 'not UTF-8')})") from None
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UserError(f"{path}: cannot be read ({why})") from None
     sections: dict[str, list[tuple[str, str, str, str]]] = {}
     section = ""
     for number, line in enumerate(lines, 1):

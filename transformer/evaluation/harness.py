@@ -39,7 +39,7 @@ class HarnessModel(TemplateLM):
 
     def __init__(self, experiment: Any, params: Params, *, start: bool = True) -> None:
         super().__init__()
-        if not hasattr(experiment, "stepper") or not hasattr(experiment.config, "sample"):
+        if not experiment.is_language_model:
             raise UserError(f"{experiment.config.experiment} is not a language model; expected one")
         self._experiment, self._params, self._start = experiment, params, start
         self._tokenizer = experiment.data.tokenizer

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,12 +12,12 @@ import numpy as np
 
 from transformer.errors import UserError
 from transformer.evaluation.statistics.bootstrap import interval, interval_text, resampled
-from transformer.training.experiment import Batch, Batches, Experiment, Params, Put
+from transformer.training.experiment import Batch, Batches, Objective, Params, Put
 from transformer.training.metrics import Sum, merge
 from transformer.training.step import in_microbatches, make_eval_step
 
-WEIGHTS = ("weights", "guessed", "bytes")
-"""Arrays of a batch with the weight of each position; all terms are linear in them."""
+WEIGHTS = ("weights", "bytes")
+"""The usual names of the arrays of a batch that weigh its positions (see `Objective.weights`)."""
 
 Rows = dict[str, jax.Array]
 """Name of a term -> (b, 2): the total and the weight of each row of a batch."""
@@ -46,7 +46,7 @@ class LikelihoodEvaluator:
     def _mixture(self) -> Any:
         """The evaluator of a mixture; None for one source."""
         loader: Any = self.loader
-        if not hasattr(loader, "parts"):
+        if not loader.parts:
             return None
         from transformer.evaluation.mixed_likelihood import MixedLikelihood
 
@@ -88,9 +88,8 @@ class LikelihoodEvaluator:
         n = int(kept_n.sum())
         if not n:
             return {}
-        rows: Any = getattr(self.loader, "rows", kept_n)
-        total = getattr(rows, "counted", len(rows))
-        description = {"measured": f"{n:,} of {max(n, total):,} rows"}
+        loader: Any = self.loader
+        description = {"measured": f"{n:,} of {max(n, loader.rows.counted):,} rows"}
         if "loss" in self._rows:
             description["measured"] += f", {self._rows['loss'][:, 1].sum():,.0f} targets in them"
         if n > 1:
@@ -113,34 +112,36 @@ class LikelihoodEvaluator:
 
 
 def likelihood_evaluator(
-    experiment: Experiment, loader: Batches, put: Put, perplexity: bool = True
+    experiment: Objective, loader: Batches, put: Put, perplexity: bool = True
 ) -> LikelihoodEvaluator:
     """The evaluator of an experiment's loss, in as many microbatches as in training."""
     c = experiment.config
-    step = in_microbatches(by_row(make_eval_step(experiment)), c.parallel.microbatches)
+    step = in_microbatches(by_row(make_eval_step(experiment), experiment.weights), c.parallel.microbatches)
     return LikelihoodEvaluator(jax.jit(step), loader, put, c.train.evaluate_batches, perplexity)
 
 
-def by_row(step: Callable[[Params, Batch], dict[str, Sum]]) -> Callable[[Params, Batch], Any]:
+def by_row(
+    step: Callable[[Params, Batch], dict[str, Sum]], weights: Sequence[str] = WEIGHTS
+) -> Callable[[Params, Batch], Any]:
     """(params, batch) -> the terms, in total and per row (see `split_by_row`)."""
 
     def measure(params: Params, batch: Batch) -> tuple[dict[str, Sum], Rows]:
-        terms, rows, _ = split_by_row(lambda part: (step(params, part), None), batch)
+        terms, rows, _ = split_by_row(lambda part: (step(params, part), None), batch, weights)
         return terms, rows
 
     return measure
 
 
 def split_by_row(
-    measure: Callable[[Batch], tuple[dict[str, Sum], Any]], batch: Batch
+    measure: Callable[[Batch], tuple[dict[str, Sum], Any]], batch: Batch, names: Sequence[str] = WEIGHTS
 ) -> tuple[dict[str, Sum], Rows, Any]:
     """The terms by `measure`, in total and per row, and its second result.
 
-    Totals and weights are linear in the batch's `WEIGHTS`, so the part of a row is the derivative by a factor
-    of its weights. The backward pass does not go through the model. Terms without weights in the batch have
-    no rows.
+    Totals and weights are linear in the batch's arrays of these names, so the part of a row is the derivative
+    by a factor of its weights. The backward pass does not go through the model. Terms without weights in the
+    batch have no rows.
     """
-    weights = {name: jnp.asarray(batch[name], jnp.float32) for name in WEIGHTS if name in batch}
+    weights = {name: jnp.asarray(batch[name], jnp.float32) for name in names if name in batch}
     if not weights:
         terms, aux = measure(batch)
         return terms, {}, aux
@@ -162,7 +163,7 @@ def split_by_row(
     return terms, rows, aux
 
 
-def by_target(experiment: Experiment) -> Callable[[Params, Batch], jax.Array]:
+def by_target(experiment: Objective) -> Callable[[Params, Batch], jax.Array]:
     """(params, batch) -> the part of each of the batch's `weights` in the total of the loss.
 
     The total is linear in the weights, so it is the derivative by a factor of each of them.

@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.evaluation.likelihood import replicated
-from transformer.training.experiment import Batch, Experiment, Params
+from transformer.training.experiment import Batch, Objective, Params
 from transformer.training.step import split_rows
 
 
@@ -137,7 +137,7 @@ def _observed(value: jax.Array, rows: int, note: Callable, note_gradient: Callab
 
 
 def first_nonfinite(
-    experiment: Experiment, params: Params, batch: Batch, carry: Any, rng: jax.Array, parts: int
+    experiment: Objective, params: Params, batch: Batch, carry: Any, rng: jax.Array, parts: int
 ) -> Finding:
     """The first value that is not finite in the loss of a batch or in its gradient, as `make_train_step`
     computes them with `parts` microbatches; rows are numbered as in the batch."""

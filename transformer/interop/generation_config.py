@@ -105,8 +105,8 @@ def generation_of(config: Any, tokenizer: Any, values: Mapping[str, Any]) -> dic
     """The generation_config.json of a run with the config.json `values`: its ids, and how texts are written,
     by `sample` or `generate`; {} if it writes none. The limit of a translation is told, which is 20 tokens
     otherwise; of length penalties those of transformers alone, with `length_offset` 0."""
-    searches = hasattr(config, "generate")
-    if not searches and not hasattr(config, "sample"):
+    searches = "generate" in vars(config)
+    if not searches and "sample" not in vars(config):
         return {}
     c = config.generate if searches else config.sample
     settings: dict[str, Any] = {key: values[key] for key in IDS if key in values}

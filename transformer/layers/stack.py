@@ -212,7 +212,8 @@ def _only_first(names: Sequence[str], params_n: Any) -> Any:
     """The parameters of n layers, boxed; of those below one of the names only the first layer's."""
 
     def cut(path: tuple, x: jax.Array) -> jax.Array:
-        return x[:1] if any(getattr(key, "key", None) in names for key in path) else x
+        tied = any(isinstance(key, jax.tree_util.DictKey) and key.key in names for key in path)
+        return x[:1] if tied else x
 
     return jax.tree_util.tree_map_with_path(cut, params_n)
 

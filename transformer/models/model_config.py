@@ -26,6 +26,31 @@ class ModelConfig(Bounded):
     asked: ClassVar[tuple[str, ...]] = ()
     """Inherited keys that exist to change the function of trained parameters: others are refused."""
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The kinds of layers, repeated over the depth; (): one kind, or no stack of layers."""
+        return ()
+
+    @property
+    def kinds(self) -> Mapping[str, Any]:
+        """Name -> config of each kind of layers of a stack; {}: no stack."""
+        return {}
+
+    @property
+    def parametrization(self) -> str:
+        """See `StackConfig`."""
+        return "standard"
+
+    @property
+    def lora_rank(self) -> int:
+        """See `LoraConfig`."""
+        return 0
+
+    @property
+    def scale_embeddings(self) -> bool:
+        """See `TextConfig`."""
+        return False
+
     @classmethod
     def inherited(cls, theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
         """The keys that a run whose values are `here` takes of those of the run with its parameters."""

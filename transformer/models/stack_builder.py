@@ -219,7 +219,7 @@ def _check_heads(c: Any) -> None:
     if c.attention_scale:
         given = f"attention_scale: {c.attention_scale} with position {c.position!r}"
         raise UserError(f"{given}, which scales its own scores; expected 0")
-    if not getattr(MIXERS[c.mixer], "heads_of_width", True):
+    if not MIXERS[c.mixer].heads_of_width:
         having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
         given = f"position: {c.position!r} with mixer {c.mixer!r}"
         raise UserError(f"{given}; only {', '.join(map(repr, having))} has it")

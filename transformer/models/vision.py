@@ -90,6 +90,8 @@ class VisionTransformer(nn.Module):
     config: VisionConfig
     num_classes: int
 
+    vocab_size = 0  # it has no tokens
+
     @nn.compact
     def __call__(self, images_bhwc: jax.Array, train: bool = False) -> jax.Array:
         """(b, h, w, c) uint8 -> float32 logits (b, classes)."""

@@ -15,6 +15,7 @@ from transformer.devices import DESCRIBED
 from transformer.errors import UserError
 from transformer.planning.collectives import Collective
 from transformer.training.logging.throughput import peak_of_kind
+from transformer.training.parallel import slice_of
 
 GB = 10**9
 
@@ -189,7 +190,7 @@ def _between_gpus(each: Collective, chip: Chip, group: list[Any]) -> tuple[str, 
 
 
 def _between_tpus(each: Collective, chip: Chip, group: list[Any], sizes: np.ndarray) -> tuple[str, float]:
-    slices = len({getattr(device, "slice_index", 0) for device in group})
+    slices = len({slice_of(device) for device in group})
     near, far = _in_torus(each, chip, group, sizes), _far(each, slices) / chip.network
     return ("network", far) if far > near else ("ICI", near)
 

@@ -126,9 +126,9 @@ def attention_flops(run: Run) -> float:
     empty = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((0,), leaf.dtype), run.abstract.params)
     tokens = run.config.train.batch_size * experiment.tokens_per_example
     half = False
-    if getattr(experiment, "continues", False):
+    if experiment.continues:
         mixers = experiment.config.model.stack(causal=True).mixers
-        half = all(getattr(mixer, "pattern", None) is None for mixer in mixers)
+        half = all(mixer.pattern is None for mixer in mixers)
     return experiment.flops_per_token(empty) / 3 * tokens / run.mesh.size / (2 if half else 1)
 
 

@@ -15,6 +15,7 @@ from transformer.planning.hardware import Chip, chip_of, duration
 from transformer.planning.memory import held, rows_apart, saved_bytes
 from transformer.planning.plan import Plan, TooLarge, make_plan, peak
 from transformer.training.logging.throughput import run_flops_per_token, sizes_of
+from transformer.training.losses.logits_memory import LogitsConfig
 from transformer.training.parallel import AXES
 from transformer.training.run import Run
 
@@ -70,7 +71,7 @@ def candidates(planned: Planned, given: Overrides) -> list[Candidate]:
     fixed = dict(given)
     remats = [first.config.model.remat] if "model.remat" in fixed else REMATS
     parts = [first.config.parallel.microbatches] if "parallel.microbatches" in fixed else PARTS
-    has_logits = hasattr(vars(first.config).get("loss"), "vocab_parts") and "loss.vocab_parts" not in fixed
+    has_logits = isinstance(vars(first.config).get("loss"), LogitsConfig) and "loss.vocab_parts" not in fixed
     logits = [{"loss.vocab_parts": str(each)} for each in LOGITS] if has_logits else [{}]
 
     whole: dict[Any, int] = {}

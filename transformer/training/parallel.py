@@ -107,7 +107,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
       MeshError: the product of the sizes is not the number of devices, or `slice` not the number of slices.
     """
     devices = jax.devices() if devices is None else devices
-    slices = len({_slice(device) for device in devices}) if devices[0].platform == "tpu" else 1
+    slices = len({slice_of(device) for device in devices}) if devices[0].platform == "tpu" else 1
     sizes = {axis: getattr(config, axis) for axis in AXES} | {"slice": config.slice or slices}
     if sizes["slice"] != slices and slices > 1:
         raise MeshError(f"parallel.mesh.slice: {config.slice}; devices are in {slices} slices, expected 0")
@@ -128,11 +128,12 @@ def _arranged(shape: tuple[int, ...], devices: Sequence[jax.Device], slices: int
         within, across = (1, *shape[1:]), (slices, *[1] * (len(shape) - 1))
         return mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
     except (AssertionError, NotImplementedError, ValueError):  # it knows no arrangement in this topology
-        in_order = sorted(devices, key=lambda device: (_slice(device), device.id))
+        in_order = sorted(devices, key=lambda device: (slice_of(device), device.id))
         return np.array(in_order, object).reshape(shape)
 
 
-def _slice(device: jax.Device) -> int:
+def slice_of(device: jax.Device) -> int:
+    """The number of the slice of TPUs that a device belongs to; 0 for others."""
     return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 

@@ -16,7 +16,7 @@ from transformer.run_folder import RunFolder
 from transformer.training import parallel
 from transformer.training.checkpoints.checkpoint import Checkpoints, Step, trained_steps
 from transformer.training.checkpoints.initialize import Checkpoint, WarmStart, mean
-from transformer.training.experiment import Batches, Experiment, Params, Put
+from transformer.training.experiment import Batches, Objective, Params, Put
 from transformer.training.extras.compiler_options import check_compiler_options, options_for
 from transformer.training.extras.divergence import Watch
 from transformer.training.extras.step_options import step_options
@@ -45,7 +45,7 @@ class Run:
     nothing, but raises `UserError` for an impossible mesh, batch size or schedule.
     """
 
-    experiment: Experiment
+    experiment: Objective
     config: RunConfig
     workdir: str | os.PathLike
     lengths: Lengths = ()  # where `train.steps` was changed (see `make_optimizer`)
@@ -55,11 +55,11 @@ class Run:
 
     def __post_init__(self) -> None:
         c, self.folder = self.config, RunFolder(self.workdir)
-        self.init, self.layers = self.experiment.init, getattr(self.experiment.config.model, "layers", ())
+        self.init, self.layers = self.experiment.init, self.experiment.config.model.layers
         self.roles = roles_of(lambda: jax.eval_shape(self.experiment.init, jax.random.key(0)))
         of = self.lengths, self.layers, self.roles
         self.optimizer, self.schedule = make_optimizer(c.optimizer, c.train.steps, *of)
-        if getattr(self.experiment.config.model, "parametrization", "standard") != "standard":
+        if self.experiment.config.model.parametrization != "standard":
             self.init, self.optimizer = parametrized(self.init, self.optimizer, c, self.layers)
         self.mesh = parallel.make_mesh(c.parallel.mesh, self.devices)
         self.rules = parallel.RULES[c.parallel.rules]

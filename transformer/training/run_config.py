@@ -17,6 +17,8 @@ from transformer.config import (
 )  # fmt: skip
 from transformer.errors import UserError
 from transformer.training.logging.writers import names_of
+from transformer.training.losses.logits_memory import LogitsConfig
+from transformer.training.losses.token_losses import LossConfig
 from transformer.training.optim.optimizer import OptimizerConfig
 from transformer.training.parallel import ParallelConfig
 
@@ -149,8 +151,7 @@ class RunConfig(Bounded):
     def function(self) -> dict[str, Any]:
         """Key -> value of all that the function of given parameters depends on, and what shapes depend on."""
         model: Any = vars(self)["model"]
-        keys = model.function() if hasattr(model, "function") else {}
-        return {f"model.{key}": value for key, value in keys.items()}
+        return {f"model.{key}": value for key, value in model.function().items()}
 
     def effect(self, key: str) -> str | None:
         """See `transformer.training.checkpoints.function.Difference`; `key` is one of `function`."""
@@ -167,7 +168,7 @@ def check_row_length(config: Any) -> None:
 def check_adapters(config: Any) -> None:
     """Raises if LoRA is trained together with the full parameters."""
     freezes = config.optimizer.train_only or any(rule.frozen for rule in config.optimizer.rules)
-    if (rank := getattr(config.model, "lora_rank", 0)) and not freezes:
+    if (rank := config.model.lora_rank) and not freezes:
         expected = "expected prefixes: lora, or lora,head of a classifier"
         raise UserError(f"optimizer.train_only: '' with model.lora_rank {rank}; {expected}")
 
@@ -175,6 +176,7 @@ def check_adapters(config: Any) -> None:
 def asks_layers(config: Any) -> bool:
     """Whether layers are to use a named kernel, to return terms of the loss or to be divided into parts;
     whether they can shows only where the train step is traced."""
-    named = any(kind.kernel != "auto" for kind in getattr(config.model, "kinds", {}).values())
     loss = vars(config).get("loss")
-    return named or bool(getattr(loss, "model_terms", None)) or getattr(loss, "vocab_parts", 1) > 1
+    terms = isinstance(loss, LossConfig) and bool(loss.model_terms)
+    parts = isinstance(loss, LogitsConfig) and loss.vocab_parts > 1
+    return terms or parts or any(kind.kernel != "auto" for kind in config.model.kinds.values())

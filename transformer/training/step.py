@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from transformer.errors import UserError
-from transformer.training.experiment import Batch, Experiment, Params
+from transformer.training.experiment import Batch, Objective, Params
 from transformer.training.extras.replicas import are_replicas, by_replica
 from transformer.training.metrics import Sum
 from transformer.training.state import State
@@ -21,7 +21,7 @@ EvalStep = Callable[[Params, Batch], dict[str, Sum]]
 
 
 def make_train_step(
-    experiment: Experiment,
+    experiment: Objective,
     optimizer: optax.GradientTransformation,
     *,
     seed: int,
@@ -167,7 +167,7 @@ def debiased(ema: Params, params: Params, decay: float, update: jax.Array) -> Pa
     return jax.tree.map(lambda mean, new: mean + weight * (new - mean), ema, params)
 
 
-def make_eval_step(experiment: Experiment) -> EvalStep:
+def make_eval_step(experiment: Objective) -> EvalStep:
     """(params, batch) -> every term of the loss, without dropout."""
 
     def eval_step(params: Params, batch: Batch) -> dict[str, Sum]:

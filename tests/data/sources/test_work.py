@@ -191,7 +191,7 @@ def test_documents_are_written_by_their_loss(tmp_path, work, monkeypatch, rng, k
         numbers = rng.permutation(len(source)).tolist()
         losses = [documents.DocumentLoss(number, -i, 1, 0) for i, number in enumerate(numbers)]
         monkeypatch.setattr(documents, "document_losses", lambda *_, losses=losses: losses)
-        experiment = SimpleNamespace(data=data, loader=lambda split: None)
+        experiment = SimpleNamespace(data=data, loader=lambda split: SimpleNamespace(parts={}))
         run = SimpleNamespace(experiment=experiment, put=None)
         target = tmp_path / f"{count}.jsonl"
         found.append(work(lambda run=run, to=str(target): _write_documents(to, run, None, "train")))

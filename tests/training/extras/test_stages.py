@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from transformer.data.loader import DataLoader
+from transformer.data.loader import DataLoader, Rows
 from transformer.data.text.interleaving import Interleaving
 from transformer.data.text.mixture import MixedLoader
 from transformer.errors import UserError
@@ -22,7 +22,7 @@ from transformer.training.run_config import TrainConfig
 STEPS = 24
 
 
-class Numbered:
+class Numbered(Rows):
     """Rows that are their number, from `first` on."""
 
     def __init__(self, count, first=0):

@@ -9,11 +9,11 @@ import pytest
 
 from tests.training.optim.test_optimizer import make
 from transformer.errors import UserError
-from transformer.training.optim.layerwise import OF_ARRAYS
-from transformer.training.optim.optax_optimizers import _is_optimizer
+from transformer.training.optim.optax_optimizers import OPTIMIZERS, is_optimizer
 from transformer.training.optim.optimizer import OptimizerConfig
 
 RATE, STEPS = 0.1, 3
+OF_ARRAYS = [name for name in OPTIMIZERS if name != "contrib.muon"]
 SHAPES = {"encoder_blocks": 3, "blocks": 2}
 GLOBAL = ("contrib.dadapt_adamw", "contrib.dog", "contrib.dowg", "contrib.prodigy")
 """Optimizers that estimate one scale for all parameters."""
@@ -105,7 +105,7 @@ def test_all_others_work_by_element_or_on_all_parameters(rng):
     for prefix, family in {"": optax, "contrib.": optax.contrib}.items():
         for short, factory in sorted(vars(family).items()):
             name = prefix + short
-            if name in (*OF_ARRAYS, *GLOBAL) or not _is_optimizer(factory):
+            if name in (*OF_ARRAYS, *GLOBAL) or not is_optimizer(factory):
                 continue
             try:
                 OptimizerConfig(name=name, weight_decay=0.0)

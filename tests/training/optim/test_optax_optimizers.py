@@ -12,8 +12,8 @@ from flax import linen as nn
 from tests.training.optim.test_optimizer import make
 from transformer.errors import UserError
 from transformer.models.recurrent import RecurrentConfig
-from transformer.training.optim.optax_optimizers import joined, matrix_dimensions
-from transformer.training.optim.roles import roles_of
+from transformer.training.optim.optax_optimizers import matrix_dimensions
+from transformer.training.optim.roles import joined, roles_of
 from transformer.training.optim.rules import Rule
 
 RATE = 0.1

@@ -162,7 +162,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_rate_of_an_update_is_that_of_its_step(monkeypatch, rng, kind):
     """Of every part of the update, its weight decay too, however many updates the optimizer has counted."""
-    monkeypatch.setitem(SCHEDULES, "hole", lambda count, config, steps: 1.0 * (count != 1))
+    monkeypatch.setitem(SCHEDULES, "hole", lambda count, steps: 1.0 * (count != 1))
     optimizer, _ = make(**{"schedule": "hole", "weight_decay": 0.1} | OPTIMIZERS[kind])
     params, gradient = tree(rng), tree(rng)
     state, update = optimizer.init(params), jax.jit(optimizer.update)

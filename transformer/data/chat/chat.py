@@ -13,7 +13,7 @@ from transformer.data.cache.disk_cache import digest
 from transformer.data.chat.chat_template import UNREAD, ChatTemplate
 from transformer.data.chat.dialogues import ChatTokens, Conversations, Dialogues, Openings, Sequences
 from transformer.data.corpus import CorpusConfig, key_in_errors
-from transformer.data.loader import DataLoader
+from transformer.data.loader import DataLoader, Rows
 from transformer.data.packed_corpus import PackedCorpus
 from transformer.data.pairs.pair_packing import RepackedPairs, pack
 from transformer.data.source_names import suggest_kind
@@ -52,7 +52,7 @@ class ChatDataConfig(DialogueConfig):
     messages_field: str = "messages"
 
 
-class PackedSequences:
+class PackedSequences(Rows):
     """Rows of whole records of `each` sequences, packed by first fit; every sequence is a segment of its own.
 
     A row is a dictionary of arrays (t,) as in `PackedRows`, without `bytes`; `weights` is 1 where the target

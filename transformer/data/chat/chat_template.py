@@ -59,7 +59,8 @@ class ChatTemplate:
             text = Path(path).expanduser().read_text(encoding="utf-8-sig")
             source = chat_template_in(parse_json(text)) if str(path).endswith(".json") else text
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{path}: cannot be read ({why})") from None
         if not source:
             raise UserError(f"{path}: there is no chat template in it")
         return cls(source, file=str(path))

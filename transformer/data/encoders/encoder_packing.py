@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transformer.data.cache.token_cache import TokenCache
+from transformer.data.loader import Rows
 from transformer.data.pairs.pair_packing import laid_out, pack, ranges
 from transformer.data.sources.base import tallied
 from transformer.data.text.long_texts import count_excerpts, excerpt
@@ -14,7 +15,7 @@ from transformer.data.tokenization.special_tokens import SpecialTokens
 from transformer.errors import UserError
 
 
-class EncoderRows:
+class EncoderRows(Rows):
     """Packed rows of texts, by first fit.
 
     Text i of a row (i = 1, 2, ...) has segment i; 0 is padding. A row is a dictionary of arrays, (t,):
@@ -170,6 +171,11 @@ class PackedTexts(EncoderRows):
         """The tokens of an excerpt, of a text or of both texts of a pair, without special tokens."""
         number = int(self._text_w[index])
         return self.excerpt(number, int(index - self._first_n[number]))
+
+    @property
+    def examples(self) -> int:
+        """The number of texts."""
+        return len(self.numbers)
 
     def document(self, index: int) -> int:
         """The number of the text of an excerpt."""

@@ -83,15 +83,13 @@ class Digits(Images):
         pixels_hw = np.round(self._set.images[index] * (255 / 16)).astype(np.uint8)
         return pixels_hw.tobytes(), Image.fromarray(pixels_hw), str(self._set.target[index])
 
-    @property
+    @functools.cached_property
     def _set(self) -> Any:
-        if not hasattr(self, "_loaded"):
-            try:
-                from sklearn.datasets import load_digits
-            except ImportError:
-                raise UserError("digits: it comes with scikit-learn: `pip install scikit-learn`") from None
-            self._loaded = load_digits()
-        return self._loaded
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError:
+            raise UserError("digits: it comes with scikit-learn: `pip install scikit-learn`") from None
+        return load_digits()
 
 
 class ImageFolder(Images):
@@ -189,7 +187,7 @@ class TfdsImages(Images):
             there = ", ".join(record)
             raise UserError(f"{self.name}: no label_field {self._label!r}; fields there: {there}")
         pixels, label = record[self._records.field], record[self._label]
-        if getattr(pixels, "dtype", None) != np.uint8 or pixels.ndim != 3:
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 3:
             raise UserError(f"{self.name}: its field {self._records.field!r} is not an image of 8-bit pixels")
         picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
         return pixels.tobytes(), picture, str(label)

@@ -15,7 +15,7 @@ from transformer.data.cache.token_cache import BAR
 from transformer.data.corpus import SplitData, divided_line, key_in_errors, tally_lines
 from transformer.data.encoders.labels import count_labels, find_labels, number_labels
 from transformer.data.images.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
-from transformer.data.loader import DataLoader, HostBatch
+from transformer.data.loader import DataLoader, HostBatch, Rows
 from transformer.data.overlap import Hashed, overlap_lines
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources.base import Options, share, split_and_source
@@ -63,7 +63,7 @@ class ImageDataConfig(Bounded):
         return dict.fromkeys(("image_field", "label_field"), f"with {', '.join(names)}") if nameless else {}
 
 
-class ImageRows:
+class ImageRows(Rows):
     """Images at random access, one per row: `images` (b, h, w, c) uint8, `labels` (b,) int32, and `weights`
     (b,) float32, 0 for rows of padding."""
 

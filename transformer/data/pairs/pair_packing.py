@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from transformer.data.cache.token_cache import TokenCache
+from transformer.data.loader import Rows
 from transformer.data.sources.base import tallied
 from transformer.errors import UserError
 
@@ -17,7 +18,7 @@ TRIES = 8
 """The orders in which the pairs of an epoch are packed until they fit into the rows that it has."""
 
 
-class PackedPairs:
+class PackedPairs(Rows):
     """Packed rows of pairs, by first fit of source and target.
 
     Pair k of a row (k = 1, 2, ...) has segment k on both sides; 0 is padding. A row is a dictionary of

@@ -11,8 +11,9 @@ import numpy as np
 from transformer.config import Bound, Rate
 from transformer.data.cache.disk_cache import digest
 from transformer.data.cache.token_cache import BLANK, TokenCache
-from transformer.data.corpus import CorpusConfig, key_in_errors, without_lossy_bytes
+from transformer.data.corpus import CorpusConfig, key_in_errors
 from transformer.data.loader import DataLoader
+from transformer.data.lossy_bytes import without_lossy_bytes
 from transformer.data.packed_corpus import PackedCorpus
 from transformer.data.pairs.pair_packing import JoinedPairs, PackedPairs, RepackedPairs
 from transformer.data.sources import Source
@@ -125,7 +126,7 @@ class PairData(PackedCorpus):
     def loader(self, split: str, batch_size: int, *, repeat: bool = False, **options) -> DataLoader:
         """As for `Corpus`; rows that repeat are packed again in every epoch, and drop merges of BPE by
         `bpe_dropout`."""
-        rows = self._repacked(split) if repeat else self.rows(split)
+        rows: Any = self._repacked(split) if repeat else self.rows(split)
         return DataLoader(rows, batch_size, workers=self.config.workers, repeat=repeat, **options)
 
     def _caches(self, split: str) -> list[TokenCache]:

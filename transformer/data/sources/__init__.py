@@ -1,13 +1,12 @@
 """Sources of text, by the part of `data.source` before the colon."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transformer.data.cache.disk_cache import data_folder
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources.aligned_files import Aligned
-from transformer.data.sources.base import PLACE, SPLITS, Options, Source
+from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.data.sources.columnar import ParquetFiles, SavedDataset
 from transformer.data.sources.csv_files import CommaSeparated
 from transformer.data.sources.embedded.docstrings import Docstrings
@@ -22,7 +21,7 @@ from transformer.data.sources.squad import SquadFiles
 from transformer.data.sources.tfds import TfdsText
 from transformer.errors import UserError
 
-SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
+SOURCES: dict[str, Any] = {
     "stdlib": StandardLibrary,
     "text": TextFiles,
     "jsonl": JsonLines,
@@ -39,18 +38,7 @@ SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
     "squad": SquadFiles,
     "library_questions": LibraryQuestions,
 }
-"""Kind -> constructor, called with the part after the colon, the split and the options."""
-
-DIVIDED_BY = {
-    "text": PLACE,
-    "stdlib": "path",
-    "docstrings": "path",
-    "snippets": "text",
-    "written_forms": "target",
-    "function_questions": "context",
-    "library_questions": "path",
-}
-"""The split of sources for which `split_by` is not supported."""
+"""Kind -> subclass of `Source`, called with the part after the colon, the split and the options."""
 
 
 def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options: Any) -> Source:
@@ -75,7 +63,7 @@ def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options:
     if split not in SPLITS:
         raise UserError(f"{name}: no split {split!r}; splits there: {', '.join(SPLITS)}")
     given = Options(data_folder(str(cache_dir)), **options)
-    by = DIVIDED_BY.get(kind)
+    by = SOURCES[kind].divided_by
     if by and given.divide and [*given.split_by] not in ([], [by]):
         raise UserError(f"{name}: it is split by {by}; leave data.split_by empty")
     return SOURCES[kind](argument, split, given)

@@ -118,6 +118,14 @@ class Source(ABC):
     identity: str
     name: str
     field: str = "text"
+    FIELDS: Sequence[str] = ("text",)
+    """The fields of its records, of sources that are the same for everyone."""
+    is_files = False
+    """Whether these are files of the user, which have no splits."""
+    divided_by = ""
+    """The field by which records without splits are divided, if `split_by` is not supported."""
+    are_apart = False
+    """Whether the training and validation splits share nothing that a model is asked."""
     tally: Mapping[str, int] = types.MappingProxyType({})
     """Counts of records read and left out in all splits, as `tallied`; {} if nothing can be left out."""
 

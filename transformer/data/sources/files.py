@@ -21,6 +21,7 @@ from transformer.data.cache.disk_cache import build_once, digest
 from transformer.data.sources.base import (
     MIN_HASHED_RECORDS,
     PIECE,
+    PLACE,
     SPLITS,
     Options,
     Source,
@@ -38,6 +39,8 @@ of the file is counted."""
 
 class Files(Source):
     """Records that are ranges of bytes in files, plain or packed."""
+
+    is_files = True
 
     def __init__(
         self, kind: str, pattern: str, split: str, options: Options, patterns: Sequence[str] = ()
@@ -129,6 +132,8 @@ class TextFiles(Files):
       UserError: an unknown kind of document; several fields; no such file, no text in it, or (when read)
         text that is not UTF-8.
     """
+
+    divided_by = PLACE
 
     def __init__(self, pattern: str, split: str, options: Options) -> None:
         if options.document not in DOCUMENTS:

@@ -9,7 +9,7 @@ import numpy as np
 
 from transformer.data.cache.disk_cache import digest
 from transformer.data.corpus import SplitData
-from transformer.data.loader import DataLoader, HostBatch
+from transformer.data.loader import DataLoader, HostBatch, Rows
 from transformer.data.sources.base import SPLITS
 from transformer.errors import UserError
 
@@ -37,7 +37,7 @@ def generators(split: str, rows_b: np.ndarray) -> list[np.random.Generator]:
     return [np.random.default_rng([part, max(int(row), 0)]) for row in rows_b]
 
 
-class TaskRows:
+class TaskRows(Rows):
     """The first `size` rows of a split of a task."""
 
     def __init__(self, task: Task, split: str, size: int) -> None:

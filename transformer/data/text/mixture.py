@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from transformer.data.cache.token_cache import TokenCache
-from transformer.data.corpus import FILES, divided_line, key_in_errors, tally_lines
-from transformer.data.loader import DataLoader, HostBatch
+from transformer.data.corpus import divided_line, key_in_errors, tally_lines
+from transformer.data.loader import DataLoader, HostBatch, Rows
 from transformer.data.overlap import overlap_lines
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources import SOURCES, Source
@@ -30,7 +30,7 @@ class MixedLoader(DataLoader):
     that not all parts have are left out; smaller ones than those of other parts are filled up with zeros.
     """
 
-    parts: Mapping[str, DataLoader]
+    parts: Mapping[str, DataLoader] = dataclasses.field()  # type: ignore[misc]
     weights: Sequence[float]
 
     def batch_at(self, step: int) -> HostBatch:
@@ -87,15 +87,19 @@ class PartsInTurn:
             start -= min(start, len(part))
 
 
-class CountedRows:
+class CountedRows(Rows):
     """The number of rows of several sources, and `why` if one of them is `WithoutBytes`."""
 
     def __init__(self, rows: Sequence[Any]) -> None:
         self._rows = rows
-        self.why = next((each.why for each in rows if hasattr(each, "why")), "")
+        self.why = next((each.why for each in rows if each.why), "")
 
     def __len__(self) -> int:
         return sum(map(len, self._rows))
+
+    def batch(self, rows: np.ndarray) -> HostBatch:
+        """None: the loaders of the sources are asked for batches."""
+        raise NotImplementedError
 
 
 class Mixture:
@@ -219,7 +223,7 @@ class Mixture:
             share = self.weights[part.only] / total
             rows, tokens = len(part.rows("train")), len(part.cache("train").tokens)
             lines.append(f"{name}: {share:.1%} of the rows, from {rows:,} ({tokens:,} tokens) of {part.only}")
-        undivided = any(source.partition(":")[0] in FILES for source in self.weights)
+        undivided = any(SOURCES[source.partition(":")[0]].is_files for source in self.weights)
         lines += tally_lines(self.tallies("train", "validation"))  # type: ignore[attr-defined]
         if self.config.validation_source or not undivided:
             return [*lines, *overlap_lines(self)]
@@ -256,7 +260,7 @@ def check_sources(config: Any) -> None:
             raise UserError(f"sources: {source!r}; {suggest_kind(source, SOURCES)}")
         if type(weight) not in (int, float) or not (weight > 0 and math.isfinite(weight)):
             raise UserError(f"sources: {source!r} has the weight {weight!r}; expected a positive number")
-        place = os.path.realpath(os.path.expanduser(place)) if kind in FILES else place
+        place = os.path.realpath(os.path.expanduser(place)) if SOURCES[kind].is_files else place
         if (other := known.setdefault(kind + colon + place, source)) != source:
             raise UserError(f"sources: {other!r} and {source!r} are the same source; give it once")
     try:

@@ -8,13 +8,15 @@ import numpy as np
 
 from transformer.config import OnThisSystem, Positive
 from transformer.data.cache.token_cache import BLANK, TokenCache
-from transformer.data.corpus import Corpus, CorpusConfig, without_lossy_bytes
+from transformer.data.corpus import Corpus, CorpusConfig
+from transformer.data.loader import Rows
+from transformer.data.lossy_bytes import without_lossy_bytes
 from transformer.data.sources import Source
 from transformer.data.text.mixture import check_sources, mixture_of
 from transformer.data.tokenization.tokenizers import Tokenizer
 
 
-class PackedRows:
+class PackedRows(Rows):
     """Rows of `sequence_length` input tokens, with the next tokens as targets.
 
     Row r has tokens r t ... r t + t - 1 of the concatenated documents, and the targets are shifted by one:
@@ -70,7 +72,7 @@ class PackedRows:
         return [each if row >= 0 else each[:0] for row, each in zip(rows, found, strict=True)]
 
 
-class StreamRows:
+class StreamRows(Rows):
     """The rows in n = `streams` equal parts that are read in parallel: indices s n ... s n + n - 1 are the
     s-th rows of all parts, so batch s of a loader continues batch s - 1.
 
@@ -82,12 +84,17 @@ class StreamRows:
 
     def __init__(self, rows: PackedRows, streams: int, ahead: int = 0) -> None:
         """`streams` is the batch size."""
-        self._rows, self._streams, self.counted = rows, streams, len(rows)
+        self._rows, self._streams = rows, streams
         self._each = -(-len(rows) // streams)
         self.ahead = min(ahead, self._each * (streams - 1))
 
     def __len__(self) -> int:
         return self._streams * (self.ahead + self._each)
+
+    @property
+    def counted(self) -> int:
+        """The number of rows of the corpus."""
+        return len(self._rows)
 
     def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding, as are missing rows of the last

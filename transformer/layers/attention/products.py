@@ -24,7 +24,7 @@ def attention_products(
     """
     total = 0.0
     for i, mixer in enumerate(stack.mixers):
-        pattern, cross = getattr(mixer, "pattern", None), stack.block(i).cross_attention
+        pattern, cross = mixer.pattern, stack.block(i).cross_attention
         keys = allowed_pairs(pattern, t, start, causal) / t if pattern else start + t
         total += mixer.products_per_pair * keys
         total += 0 if cross is None else cross.products_per_pair * memory

@@ -1,7 +1,7 @@
 """The base class of mixers, which mix the tokens of a sequence in a block."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import linen as nn
@@ -24,6 +24,14 @@ class Mixer(nn.Module):
     """
 
     dtype: str = "float32"
+
+    heads_of_width: ClassVar[bool] = True
+    """Whether its heads, if it has some, are as wide as the keys of the model say."""
+
+    @property
+    def pattern(self) -> Any:
+        """The `Pattern` of the keys that a query has; None: all before it, or all."""
+        return None
 
     @abstractmethod
     def __call__(

@@ -110,8 +110,7 @@ class Shifted:
 
     def documents_at(self, step: int) -> list[np.ndarray] | None:
         """The documents of the batch of a step, if they are known (see `DataLoader`)."""
-        batches: Any = self.batches
-        return batches.documents_at(step + self.shift) if hasattr(batches, "documents_at") else None
+        return self.batches.documents_at(step + self.shift)
 
 
 def earlier_rate(record: Mapping[str, Any], config: OptimizerConfig) -> list[tuple[int, Schedule]]:

@@ -32,14 +32,14 @@ def with_sequence_length(config: Any, length: int) -> Any:
 
 def with_window(config: Any, size: int) -> Any:
     """Attention to `size` tokens at most (see `transformer.models.transforms.windowed`)."""
-    if not hasattr(config.model, "windowed"):
+    if not config.model.kinds:
         raise UserError(f"{size}; models of {config.experiment} have no windows of attention")
     return replace(config, model=config.model.windowed(size))
 
 
 def widest_window(config: Any) -> int:
     """The most tokens to one side that a layer attends to."""
-    whole = getattr(config.data, "sequence_length", config.model.max_length)
+    whole = vars(config.data).get("sequence_length", config.model.max_length)
     kinds = config.model.kinds.values()
     return max(kind.pattern_size if kind.pattern == "window" else whole for kind in kinds)
 

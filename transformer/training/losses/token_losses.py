@@ -70,7 +70,7 @@ class LossConfig(LogitsConfig):
             reason = first_line(error)
             given = dict(self.arguments)
             raise UserError(f"arguments: {self.name} cannot be used with {given}: {reason}") from error
-        if [getattr(found, key, None) for key in ("shape", "dtype")] != [log_p.shape, log_p.dtype]:
+        if not isinstance(found, type(log_p)) or (found.shape, found.dtype) != (log_p.shape, log_p.dtype):
             # A sum or a mean would be broadcast over the tokens, and an integer has no gradient.
             which = f"name: {self.name!r} returns {_said(found)} for log-probabilities {_said(log_p)}"
             raise UserError(f"{which}; expected a loss of each of them, in the same type")
@@ -117,15 +117,23 @@ def loss_of_states(
     unembed: Unembed, x_btd: jax.Array, targets_bt: jax.Array, config: LogitsConfig, *values: Any
 ) -> tuple[jax.Array, ...]:
     """`token_loss(unembed(x_btd), targets_bt, *values)`, with as many logits in memory as `config` says."""
+    if config.chunk_size or config.vocab_parts > 1:
+        return _loss_in_steps(unembed, x_btd, targets_bt, config, *values)
+    return token_loss(unembed(x_btd), targets_bt, *values)
+
+
+def _loss_in_steps(
+    unembed: Unembed, x_btd: jax.Array, targets_bt: jax.Array, config: LogitsConfig, *values: Any
+) -> tuple[jax.Array, ...]:
+    """The same with the logits of some tokens of the text, or of the vocabulary, in memory at once."""
 
     def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
         if config.vocab_parts > 1:
             return token_loss_in_parts(unembed, x_btd, targets_bt, config.vocab_parts, *values)
         return token_loss(unembed(x_btd), targets_bt, *values)
 
-    if not config.chunk_size:
-        return head(x_btd, targets_bt)
-    return chunked(head, x_btd, targets_bt, config.chunk_size)
+    chunk_size = config.chunk_size
+    return chunked(head, x_btd, targets_bt, chunk_size) if chunk_size else head(x_btd, targets_bt)
 
 
 def token_weights(weights_bt: jax.Array, config: LossConfig) -> dict[str, jax.Array]:
@@ -185,7 +193,7 @@ def token_loss(
 
 def _said(x: Any) -> str:
     """The shape and type of an array."""
-    return f"{x.shape} {x.dtype}" if hasattr(x, "dtype") else repr(x)
+    return f"{x.shape} {x.dtype}" if isinstance(x, jax.ShapeDtypeStruct) else repr(x)
 
 
 def mean_loss(log_p_btv: jax.Array, vocab_size: int, loss: Loss) -> jax.Array:

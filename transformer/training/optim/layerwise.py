@@ -7,22 +7,19 @@ from typing import Any
 import jax
 import optax
 
+from transformer.training.optim.roles import Roles
 from transformer.training.state import Params
-
-OF_ARRAYS = ("adafactor", "fromage", "lamb", "lars", "novograd")
-"""Optimizers of optax whose update of an element depends on its whole array: on norms, a factored second
-moment, a trust ratio. All others of them work element by element, or on all parameters at once."""
 
 Factory = Callable[..., optax.GradientTransformation]
 
 
-def by_layer(factory: Factory, is_stacked: Callable[[tuple], bool]) -> Factory:
+def by_layer(factory: Factory, roles: Roles) -> Factory:
     """The factory of an optimizer for which each layer of a stacked array is an array of its own, as where
-    layers are not stacked: the optimizer, mapped over the first axis of arrays whose path `is_stacked`. What
-    it keeps of them has the same first axis, and so do its counts."""
+    layers are not stacked: the optimizer, mapped over the first axis of arrays that are stacked by their
+    `roles`. What it keeps of them has the same first axis, and so do its counts."""
 
     def group(path: tuple, leaf: jax.Array) -> str:
-        return f"layers_{leaf.shape[0]}" if is_stacked(path) else "others"
+        return f"layers_{leaf.shape[0]}" if roles(path).is_stacked else "others"
 
     @functools.wraps(factory)
     def make(*arguments: Any, **options: Any) -> optax.GradientTransformation:

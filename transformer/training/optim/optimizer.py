@@ -21,12 +21,11 @@ from transformer.config import (
 )
 from transformer.errors import UserError
 from transformer.training.optim.optax_optimizers import (
-    DIMENSIONS,
     build,
-    check_arguments,
     find_optimizer,
     is_schedule_free,
     mask_name,
+    multiplies_matrices,
 )
 from transformer.training.optim.roles import Role, Roles, unknown
 from transformer.training.optim.rules import Rule, by_rules
@@ -62,6 +61,8 @@ class OptimizerConfig(Bounded):
     learning_rate: NonnegativeFloat = 0.02  # peak learning rate: 0.02 for Muon, about 1e-3 for AdamW
     adam_learning_rate: NonnegativeFloat = 0.0  # peak of parameters that Muon leaves to Adam; 0: the same
     schedule: Annotated[str, OneOf(SCHEDULES)] = "cosine"  # learning-rate schedule; wsd: warmup-stable-decay
+    # further arguments of the schedule, by name; those of SCHEDULES have none
+    schedule_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     warmup_steps: Nonnegative = 100  # steps of linear warm-up
     decay_steps: Nonnegative = 0  # steps of the decay of wsd and cosine; 0: cosine decays to the last step
     final_fraction: Fraction = 0.0  # final learning rate of cosine and wsd, as a fraction of the peak
@@ -77,17 +78,14 @@ class OptimizerConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        parameters = inspect.signature(find_optimizer(self.name)).parameters
         if self.schedule == "wsd" and self.decay_steps == 0:
             raise UserError("decay_steps: 0 steps of decay; the wsd schedule needs at least 1")
-        if self.weight_decay > 0 and "weight_decay" in parameters and mask_name(parameters) is None:
-            raise UserError(self._unmasked())
+        if self.name != type(self).name or self.arguments:
+            self._check_name()
+        if self.schedule_arguments:
+            self._check_schedule_arguments()
         if self.adam_learning_rate:
             self._check_adam_rate()
-        if self.averages_itself:
-            self._check_schedule_free(parameters)
-        if self.arguments or self.name != type(self).name:
-            check_arguments(self.name, self.arguments)
         for i, rule in enumerate(self.rules):
             self._check_rule(f"rules[{i}]", rule)
 
@@ -97,14 +95,17 @@ class OptimizerConfig(Bounded):
         return is_schedule_free(self.name)
 
     @property
-    def decays(self) -> bool:
-        """Whether the schedule ends with a decay."""
-        return self.schedule in ("cosine", "wsd")
+    def shape(self) -> functools.partial:
+        """The schedule, (count, steps) -> fraction of the peak, with the keys that it reads."""
+        schedule = SCHEDULES[self.schedule]
+        read = inspect.signature(schedule).parameters.keys() & self.__dataclass_fields__.keys()
+        keys = {key: getattr(self, key) for key in read}
+        return functools.partial(schedule, **keys, **self.schedule_arguments)
 
     @property
     def is_muon(self) -> bool:
         """Whether the optimizer is Muon, which updates hidden matrices and leaves the rest to Adam."""
-        return DIMENSIONS in inspect.signature(find_optimizer(self.name)).parameters
+        return multiplies_matrices(self.name)
 
     def decays_by(self, role: Role) -> bool:
         """Whether `weight_decay` applies to a parameter: a matrix, for Muon one that it takes."""
@@ -118,9 +119,27 @@ class OptimizerConfig(Bounded):
 
     def idle(self) -> dict[str, str]:
         """See `transformer.config.idle_keys`."""
-        return (
-            {} if self.decays else {"decay_steps": f"with schedule {self.schedule!r}", "final_fraction": ""}
-        )
+        why = f"with schedule {self.schedule!r}"
+        return {} if "decay_steps" in self.shape.keywords else {"decay_steps": why, "final_fraction": ""}
+
+    def _check_name(self) -> None:
+        from transformer.training.optim.optimizer_checks import check_arguments
+
+        parameters = inspect.signature(find_optimizer(self.name)).parameters
+        if self.weight_decay > 0 and "weight_decay" in parameters and mask_name(parameters) is None:
+            raise UserError(self._unmasked())
+        if self.averages_itself:
+            self._check_schedule_free(parameters)
+        check_arguments(self.name, self.arguments)
+
+    def _check_schedule_arguments(self) -> None:
+        fields = {field.name for field in dataclasses.fields(self)}
+        own = [*inspect.signature(SCHEDULES[self.schedule]).parameters][2:]
+        valid = [name for name in own if name not in fields]
+        for key in self.schedule_arguments:
+            if key not in valid:
+                what = f"takes only {', '.join(valid)}" if valid else "takes none"
+                raise UserError(f"schedule_arguments.{key}: {self.schedule} {what}")
 
     def _unmasked(self) -> str:
         return (
@@ -129,6 +148,8 @@ class OptimizerConfig(Bounded):
         )
 
     def _check_rule(self, key: str, rule: Rule) -> None:
+        from transformer.training.optim.optimizer_checks import check_arguments
+
         if rule.optimizer is None:
             return
         find_optimizer(rule.optimizer, f"{key}.optimizer")
@@ -180,13 +201,14 @@ def make_optimizer(
       UserError: a schedule longer than the run, or one that gives no number from 0 on.
     """
     schedule = make_schedule(config, steps, lengths)
-    made = functools.partial(by_rules if config.has_rules or config.adam_learning_rate else for_all, config)
+    kind = by_rules if config.has_rules or config.adam_learning_rate else for_all
 
     def update(updates: Params, state: Any, params: Params | None = None, *, step: Any = None) -> Any:
         rate = schedule if step is None else lambda count: schedule(step)
-        return made(rate, layers, roles).update(updates, state, params)
+        return kind(config, rate, layers, roles).update(updates, state, params)
 
-    return optax.GradientTransformationExtraArgs(made(schedule, layers, roles).init, update), schedule
+    init = kind(config, schedule, layers, roles).init
+    return optax.GradientTransformationExtraArgs(init, update), schedule
 
 
 def for_all(
@@ -200,18 +222,33 @@ def for_all(
 
 def make_schedule(config: OptimizerConfig, steps: int, lengths: Lengths = ()) -> Schedule:
     """The learning rate of `make_optimizer`."""
-    if config.decays and config.warmup_steps + config.decay_steps > steps:
-        raise UserError(
-            f"optimizer.warmup_steps: {config.warmup_steps} and decay_steps {config.decay_steps} "
-            f"do not fit the {config.schedule} schedule into train.steps {steps}"
-        )
-    planned = [*(before for _, before in lengths), steps]
-    named = functools.partial(SCHEDULES[config.schedule], config=config)
-    shape, *others = (each if callable(each) else functools.partial(named, steps=each) for each in planned)
+    shape: Schedule = functools.partial(config.shape, steps=steps)
+    if lengths:
+        shape = _extended(config, shape, lengths)
+    _check_shape(config, shape, steps)
+    return lambda count: config.learning_rate * shape(count)
+
+
+def _extended(config: OptimizerConfig, last: Schedule, lengths: Lengths) -> Schedule:
+    """The schedule `last` of a run whose length or schedule was changed before."""
+    planned = [
+        before if callable(before) else functools.partial(config.shape, steps=before) for _, before in lengths
+    ]
+    shape, *others = [*planned, last]
     for (at, _), after in zip(lengths, others, strict=True):
         shape = extended(shape, after, at, config.warmup_steps)
+    return shape
+
+
+def _check_shape(config: OptimizerConfig, shape: Schedule, steps: int) -> None:
+    """Raises `UserError` for a schedule longer than the run, or one that gives no number from 0 on."""
+    decay = config.shape.keywords.get("decay_steps")
+    if decay is not None and config.warmup_steps + decay > steps:
+        raise UserError(
+            f"optimizer.warmup_steps: {config.warmup_steps} and decay_steps {decay} "
+            f"do not fit the {config.schedule} schedule into train.steps {steps}"
+        )
     for count in np.linspace(0, steps - 1, CHECKED).astype(int).tolist():
         if (rate := np.asarray(shape(count))).ndim or rate.dtype == object or not 0 <= rate < np.inf:
             why = f"{config.schedule!r} gives {rate} for step {count + 1}"
             raise UserError(f"optimizer.schedule: {why}; expected a fraction of the peak, 0 or more")
-    return lambda count: config.learning_rate * shape(count)

@@ -73,7 +73,7 @@ def scales(path: tuple, box: Any, model: Any, kind: str, rms: bool = False) -> S
         n, m = (math.prod(size for _, size in axes) for axes in (inputs, outputs))
         step *= muon_factor(n / inside, m / outside, rms) / muon_factor(n, m, rms)
     added = "value_embedding" in path_names(path)  # which `scale_embeddings` does not multiply
-    if dict(outputs).keys() >= {"vocab", "embed"} and getattr(model, "scale_embeddings", False) and not added:
+    if dict(outputs).keys() >= {"vocab", "embed"} and model.scale_embeddings and not added:
         # The table has the initial variance 1 / d and is multiplied by sqrt(d), as should its steps be.
         step *= outside ** {"adam": -0.5, "sgd": -1.0}[kind]
     if "layers" in box.names:

@@ -77,9 +77,9 @@ def _ambiguous(names: Sequence[str | None], path: str) -> UserError:
     )
 
 
-def module_names(path: tuple) -> tuple[str, ...]:
-    """The names in a path, also in a tree of arrays with their logical axes around them."""
-    return tuple(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))
+def joined(path: tuple) -> str:
+    """The names of a path, "encoder/blocks/norm/scale", also of a tree of boxed arrays."""
+    return "/".join(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
 
 Roles = Callable[[tuple], Role]
@@ -89,7 +89,7 @@ Roles = Callable[[tuple], Role]
 def unknown(path: tuple) -> Role:
     """The roles of a tree without names of axes; raises `UserError`."""
     raise UserError(
-        f"{'/'.join(module_names(path))}: it has no names of axes, by which an optimizer treats it; expected "
+        f"{joined(path)}: it has no names of axes, by which an optimizer treats it; expected "
         "nn.with_logical_partitioning around its initialiser"
     )
 
@@ -102,15 +102,11 @@ def roles_of(boxed: Callable[[], Any]) -> Roles:
     """
 
     @functools.cache
-    def names() -> Mapping[tuple[str, ...], Any]:
+    def axes() -> Mapping[str, Any]:
         leaves = jax.tree_util.tree_leaves_with_path(boxed(), is_leaf=is_boxed)
-        return {module_names(path): box.names if is_boxed(box) else None for path, box in leaves}
+        return {joined(path): box.names for path, box in leaves if is_boxed(box)}
 
-    def of(path: tuple) -> Role:
-        axes = names().get(module_names(path))
-        return unknown(path) if axes is None else role(axes, "/".join(module_names(path)))
-
-    return of
+    return lambda path: role(axes()[name], name) if (name := joined(path)) in axes() else unknown(path)
 
 
 def left_by_rules(params: Any, settings: Any) -> Any:
@@ -125,6 +121,6 @@ def shares(params: Any, roles: Roles) -> str:
     """Which arrays Muon takes and which Adam, with an example of each; in `params` None stands for others."""
     taken: dict[bool, list[str]] = {True: [], False: []}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        taken[roles(path).is_hidden].append(f"{'/'.join(module_names(path))} {list(leaf.shape)}")
+        taken[roles(path).is_hidden].append(f"{joined(path)} {list(leaf.shape)}")
     named = ("Muon", taken[True]), ("Adam", taken[False])
     return "optimizer: " + "; ".join(f"{len(a)} arrays by {by}, as {a[0]}" for by, a in named if a)

@@ -21,8 +21,8 @@ import numpy as np
 import optax
 
 from transformer.errors import UserError
-from transformer.training.optim.optax_optimizers import CAUTIOUS, build, find_optimizer, joined
-from transformer.training.optim.roles import Role, Roles, unknown
+from transformer.training.optim.optax_optimizers import CAUTIOUS, build, find_optimizer
+from transformer.training.optim.roles import Role, Roles, joined, unknown
 from transformer.training.optim.schedules import Schedule
 from transformer.training.state import Params
 

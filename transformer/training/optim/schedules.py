@@ -29,44 +29,43 @@ def warm_up(count, warmup_steps: int):
     return _numpy(count).minimum(1.0, (count + 1) / max(1, warmup_steps))
 
 
-def constant(count, config, steps: int):
+def constant(count, steps: int, warmup_steps: int):
     """Warm-up, then constant."""
-    return warm_up(count, config.warmup_steps)
+    return warm_up(count, warmup_steps)
 
 
-def inverse_sqrt(count, config, steps: int):
+def inverse_sqrt(count, steps: int, warmup_steps: int):
     """min(s / W, sqrt(W / s)) with W = warmup_steps: the original Transformer's schedule.
 
     The paper's rate d_model^-0.5 min(s^-0.5, s W^-1.5) is this one with a peak of (d_model W)^-0.5.
     Source: Vaswani et al. 2017, section 5.3.
     """
-    warmup_steps = max(1, config.warmup_steps)
+    warmup_steps = max(1, warmup_steps)
     xp = _numpy(count)
     return xp.minimum((count + 1) / warmup_steps, xp.sqrt(warmup_steps / (count + 1)))
 
 
-def cosine(count, config, steps: int):
+def cosine(count, steps: int, warmup_steps: int, decay_steps: int, final_fraction: float):
     """Warm-up, then half a cosine wave to `final_fraction` of the peak.
 
     The wave lasts `decay_steps` steps, or to the last step of the run if that is 0.
     Source: Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
     """
-    warmup_steps, final = config.warmup_steps, config.final_fraction
-    length = config.decay_steps or max(1, steps - warmup_steps)
+    length = decay_steps or max(1, steps - warmup_steps)
     xp = _numpy(count)
     progress = xp.clip((count + 1 - warmup_steps) / length, 0.0, 1.0)
     wave = 0.5 * (1 + xp.cos(np.pi * progress))
-    return warm_up(count, warmup_steps) * (final + (1 - final) * wave)
+    return warm_up(count, warmup_steps) * (final_fraction + (1 - final_fraction) * wave)
 
 
-def wsd(count, config, steps: int):
+def wsd(count, steps: int, warmup_steps: int, decay_steps: int, final_fraction: float):
     """Warm-up, stable, decay: linear to `final_fraction` over the last `decay_steps` of the run.
 
     Source: Hu et al. 2024, "MiniCPM", section 4; linear decay as in Hägele et al. 2024, section 3.
     """
-    stable = steps - config.decay_steps
-    progress = _numpy(count).clip((count + 1 - stable) / config.decay_steps, 0.0, 1.0)
-    return warm_up(count, config.warmup_steps) * (1 - (1 - config.final_fraction) * progress)
+    stable = steps - decay_steps
+    progress = _numpy(count).clip((count + 1 - stable) / decay_steps, 0.0, 1.0)
+    return warm_up(count, warmup_steps) * (1 - (1 - final_fraction) * progress)
 
 
 def extended(before: Schedule, after: Schedule, at: int, warmup_steps: int) -> Schedule:
@@ -87,11 +86,12 @@ def extended(before: Schedule, after: Schedule, at: int, warmup_steps: int) -> S
     return rate
 
 
-SCHEDULES = {
+SCHEDULES: dict[str, Callable[..., Any]] = {
     "constant": constant,
     "cosine": cosine,
     "inverse_sqrt": inverse_sqrt,
     "wsd": wsd,
 }
-"""Value of `optimizer.schedule` -> function (count, `OptimizerConfig`, steps of the run) -> fraction of
-`optimizer.learning_rate`."""
+"""Value of `optimizer.schedule` -> function (count, steps of the run, further arguments) -> fraction of
+`optimizer.learning_rate`. The names of further arguments are keys of `OptimizerConfig`, or of its
+`schedule_arguments`."""

@@ -15,6 +15,8 @@ class Docstrings(StdlibFunctions):
     """`docstrings`: {"source": a function without its docstring, "target": the first line of the docstring,
     "name": of the function, "path": of the module}, split by a hash of the module's path."""
 
+    divided_by = "path"
+
     KIND, VERSION = "docstrings", 1
     FIELDS = ("source", "target", "name", "path")
 

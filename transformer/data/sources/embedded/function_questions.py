@@ -27,6 +27,9 @@ class FunctionQuestions(StdlibFunctions):
     Splits are by a hash of the function, so that duplicates stay in one split.
     """
 
+    divided_by = "context"
+    are_apart = True
+
     KIND, VERSION = "function_questions", 2
     FIELDS = ("question", "context", "answers", "answer", "path")
 

@@ -29,10 +29,14 @@ class InverseTextNormalization(Source):
       UserError: an argument, or a field other than source and target.
     """
 
+    FIELDS = ("source", "target")
+    divided_by = "target"
+    are_apart = True
+
     def __init__(self, argument: str, split: str, options: Options) -> None:
         if argument:
             raise UserError(f"written_forms:{argument}: written_forms takes no argument")
-        if options.field not in ("source", "target"):
+        if options.field not in self.FIELDS:
             raise UserError(f"written_forms: no field {options.field!r}; fields there: source, target")
         self.name = f"written_forms ({split})"
         self.field = options.field

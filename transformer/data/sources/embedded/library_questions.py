@@ -24,6 +24,9 @@ class LibraryQuestions(StdlibFunctions):
     its first two paragraphs. Functions whose docstrings have only one sentence are left out.
     """
 
+    divided_by = "path"
+    are_apart = True
+
     KIND, VERSION = "library_questions", 1
     FIELDS = ("messages", "prompt", "chosen", "rejected", "path")
 

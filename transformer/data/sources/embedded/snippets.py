@@ -15,6 +15,9 @@ class Snippets(StdlibFunctions):
     """`snippets`: {"text": a function without its docstring, "label": its package, "path": of its module},
     split by a hash of the text, so that duplicates stay in one split."""
 
+    divided_by = "text"
+    are_apart = True
+
     KIND, VERSION = "snippets", 1
     FIELDS = ("text", "label", "path")
 

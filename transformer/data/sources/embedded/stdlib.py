@@ -51,6 +51,9 @@ class StandardLibrary(Source):
       UserError: an argument, or a field other than text and path.
     """
 
+    divided_by = "path"
+    are_apart = True
+
     def __init__(self, argument: str, split: str, options: Options) -> None:
         if argument:
             raise UserError(f"stdlib:{argument}: stdlib takes no argument")
