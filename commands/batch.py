@@ -30,7 +30,8 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the documents of the batch of a step."""
-    from commands.support.texts import check_files, writing
+    from commands.support.answer_files import writing
+    from commands.support.texts import check_files
     from workdir.folder import read_fork
     from workdir.opening import named, reopen_run, resumed
 

@@ -80,8 +80,9 @@ def evaluate(
     written to `per_document`."""
     import jax
 
+    from commands.support.answer_files import writing
     from commands.support.columns import as_source
-    from commands.support.texts import check_files, writing
+    from commands.support.texts import check_files
     from transformer.config import flatten
     from transformer.data.corpus import tally_lines
     from transformer.run_folder import check_run_file
@@ -154,7 +155,7 @@ def evaluate(
 
 def _write_documents(target: str, run: "Run", params: "Params", split: str) -> str:
     """Writes the loss of each document of a split, the highest first. Returns a line on them."""
-    from commands.support.texts import writing
+    from commands.support.answer_files import writing
     from transformer.data.sources.base import Source
     from transformer.evaluation.documents import document_losses
 

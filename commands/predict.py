@@ -7,14 +7,13 @@ python launch.py --workdir=runs/lm --mode=predict --input=texts.txt --output=ans
 import argparse
 import itertools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from commands import add_step, add_texts, place, text
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
-    from transformer.training.checkpoints.checkpoint import Step
     from transformer.training.run import Run
     from workdir.opening import Overrides
 
@@ -55,20 +54,27 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """
     if not 0 <= flags.seed < 1 << 32:
         raise UserError(f"--seed: {flags.seed}; expected a number from 0 to 2^32 - 1")
-    from commands.support.texts import check_files
-    from workdir.folder import stored_config
-    from workdir.opening import named, reopen_run
+    from workdir.opening import reopen_run
 
-    check_files(flags.prompt, flags.input, flags.output)
-    if decoding := {name: value for name in (*DECODING, "stop") if (value := vars(flags)[name]) is not None}:
-        overrides = [*overrides, *decoding_keys(stored_config(named(flags.workdir)), decoding)]
+    if flags.input is not None:
+        from commands.support.texts import check_files
+
+        check_files(flags.prompt, flags.input, flags.output)
+    if given := {name: value for name in (*DECODING, "stop") if (value := vars(flags)[name]) is not None}:
+        from commands.support.decoding_flags import with_decoding
+
+        overrides = with_decoding(overrides, flags.workdir, given)
     run = reopen_run(flags.workdir, overrides)
     if flags.draft:
+        from commands.support.decoding_flags import add_draft
+
         add_draft(run.experiment, flags.draft, flags.draft_tokens)
-    if flags.prompt is None:
-        answer_input(run, flags, overrides)
-    else:
+    if flags.prompt is not None:
         answer_prompt(run, flags)
+        return 0
+    from commands.support.answered_input import answer_input
+
+    answer_input(run, flags, overrides)
     return 0
 
 
@@ -77,7 +83,7 @@ def answer_prompt(run: "Run", flags: argparse.Namespace) -> None:
     streamed."""
     import jax
 
-    from commands.support.texts import writing
+    from commands.support.answer_files import writing
     from workdir.opening import chosen
 
     experiment: Any = run.experiment
@@ -93,87 +99,7 @@ def answer_prompt(run: "Run", flags: argparse.Namespace) -> None:
             out.write([before + answer for answer in answers])
 
 
-def answer_input(run: "Run", flags: argparse.Namespace, overrides: "Overrides") -> None:
-    """Writes the answers to the texts of --input, one per line, after those of an interrupted command."""
-    import jax
-    from tqdm import tqdm
-
-    from commands.support.texts import one_line, open_input, writing
-    from transformer.data.cache.token_cache import BAR
-    from workdir.opening import chosen
-
-    experiment: Any = run.experiment
-    given = open_input(flags.input, experiment)
-    step = chosen(run, flags.workdir, flags.step)
-    alone = jax.process_count() == 1
-    of = answers_of(run, flags, step, overrides, given.digest) if given.digest and alone else None
-    at_terminal = not flags.output and sys.stdout.isatty()
-    no_bar = at_terminal or jax.process_index() != 0 or given.count is None
-    with writing(flags.output, of) as out, run.placed():
-        params, first = experiment.reduced(run.restore_params(step)), out.done
-        texts = itertools.islice(given.texts(), first, None)
-        # From a keyboard each text is answered before the next one is read.
-        batches = ([text] for text in texts) if not flags.input and sys.stdin.isatty() else [texts]
-        with tqdm(
-            total=given.count, initial=first, desc="answering", unit=" texts", disable=no_bar, **BAR
-        ) as progress:
-            for index, batch in enumerate(batches):
-                for answers in experiment.predict(params, batch, flags.seed + index, first):
-                    out.write([one_line(answer) for answer in answers])
-                    progress.update()
-
-
-def answers_of(
-    run: "Run", flags: argparse.Namespace, step: "Step", overrides: "Overrides", digest: str
-) -> dict[str, Any]:
-    """Identifies input, model and flags, so that an interrupted command can be continued."""
-    checkpoints = [run.folder.checkpoints / str(each) for each in run.averaged_steps(step)]
-    parameters = [[str(path.absolute()), path.stat().st_mtime_ns] for path in checkpoints]
-    of = {"checkpoints": parameters, "input": digest, "seed": flags.seed, "keys": sorted(overrides)}
-    return of | ({"draft": [flags.draft, flags.draft_tokens]} if flags.draft else {})
-
-
 def print_pieces(pieces: Iterable[str]) -> None:
     """Prints pieces as they arrive."""
     for piece in pieces:
         print(piece, end="", flush=True)
-
-
-def add_draft(experiment: Any, draft: str, draft_tokens: int) -> None:
-    """Uses the model in the folder `draft` for speculative decoding.
-
-    Raises:
-      UserError: one of the two is not a language model, or the draft model does not fit (`use_draft`).
-    """
-    from workdir.opening import load
-
-    if not experiment.is_language_model:
-        kind = experiment.config.experiment
-        raise UserError(f"--draft: this is a run of {kind}; expected a language model")
-    try:
-        run, params = load(draft)
-    except UserError as error:
-        raise UserError(str(error).replace("--workdir", "--draft", 1)) from None
-    experiment.use_draft(run.experiment, params, draft_tokens)
-
-
-def decoding_keys(values: dict[str, Any], flags: Mapping[str, str | list[str]]) -> list[tuple[str, str]]:
-    """The config keys for decoding flags, {"temperature": "0.5"}, in the run's group `sample` or `generate`.
-    Stop strings have the escapes of output lines.
-
-    Raises:
-      UserError: the run generates no text, or its decoding has no such key.
-    """
-    from transformer.data.line_escapes import unescape
-
-    group = next((group for group in ("sample", "generate") if group in values), "")
-    keys = []
-    for name, value in flags.items():
-        if not group:
-            kind = values.get("experiment")
-            raise UserError(f"--{name}: this is a run of {kind}, which writes no text; leave it out")
-        if name not in values[group]:
-            known = ", ".join(values[group])
-            raise UserError(f"--{name}: the config of this run has no {group}.{name}; {group} has {known}")
-        keys.append((f"{group}.{name}", value if isinstance(value, str) else repr([*map(unescape, value)])))
-    return keys

@@ -25,7 +25,8 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Writes a line of scores for --prompt, or each line of --input: TEXT, a tab, CONTINUATION."""
-    from commands.support.texts import check_files, texts_of, writing
+    from commands.support.answer_files import writing
+    from commands.support.texts import check_files, texts_of
     from workdir.opening import load
 
     check_files(flags.prompt, flags.input, flags.output)

@@ -7,7 +7,7 @@ import pytest
 
 import launch
 from commands import COMMANDS, find_command
-from commands.predict import decoding_keys
+from commands.support.decoding_flags import decoding_keys
 from tests import runs
 from transformer.errors import UserError
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import launch
+from commands.support.answer_files import writing
 from commands.support.columns import as_source, named_source
-from commands.support.texts import lines, open_input, writing
+from commands.support.texts import lines, open_input
 from experiments.language_modeling import LanguageModeling
 from tests import runs
 from transformer.data.cache import token_cache

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from transformer.decoding.completion import cut, ends, until_stop
+from transformer.decoding.stops import cut, ends, until_stop
 
 
 def texts(rng, letters, n):

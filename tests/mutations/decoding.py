@@ -92,7 +92,7 @@ EDITS = {
                 "rngs_b, 0 * self.positions_b + self.index + offset)",
             ),
             "limits_ignored": (
-                "is_end(token_b, eos_id) | (index >= state.limits_b)",
+                "is_end(token_b, eos_id) | (index >= self.limits_b)",
                 "is_end(token_b, eos_id)",
             ),
             "the_first_end_alone": ("jnp.isin(tokens, jnp.asarray(eos_id))", "tokens == filler(eos_id)"),
@@ -100,7 +100,7 @@ EDITS = {
         },
     ),
     "transformer/decoding/completion.py": (
-        "tests/decoding/test_completion.py tests/decoding/test_stops.py",
+        "tests/decoding/test_completion.py",
         {
             "further_ends_do_not_end": (" or token in window.further", ""),
             "window_one_more": ("self.length + 1 - read", "self.length + 2 - read"),
@@ -114,11 +114,16 @@ EDITS = {
                 "return tokens[-(max(window.length // 2, 1) if self.new else window.length) :]",
                 "return tokens[: max(window.length // 2, 1) if self.new else window.length]",
             ),
-            "stop_kept": ("return text[: min((place for", "return text[: 1 + min((place for"),
             "samples_alike": (
                 "jax.vmap(jax.random.fold_in)(fold_in(rng, prompt_b), sample_b)",
                 "jax.vmap(jax.random.fold_in)(fold_in(rng, prompt_b), 0 * sample_b)",
             ),
+        },
+    ),
+    "transformer/decoding/stops.py": (
+        "tests/decoding/test_stops.py",
+        {
+            "stop_kept": ("return text[: min((place for", "return text[: 1 + min((place for"),
         },
     ),
     "transformer/decoding/spans.py": (

@@ -15,6 +15,7 @@ from transformer.decoding.generation import Ends
 from transformer.decoding.sampling import DecodingConfig
 from transformer.decoding.speculative import SpeculativePair
 from transformer.decoding.stepper import Stepper
+from transformer.decoding.stops import cut, ends, until_stop
 from transformer.devices import on_host
 
 STOP_CHECK_EVERY = 16
@@ -113,7 +114,8 @@ class TextGenerator:
     ) -> Iterator[list[str]]:
         """`config.num_samples` texts for each tokenised prompt; `first` is the number of the first prompt."""
         for group in self.complete(prompts, rng, first):
-            yield [cut(self._decode(text), self.config.stop) for text in group]
+            texts = [self._decode(text) for text in group]
+            yield [cut(text, self.config.stop) for text in texts] if self.config.stop else texts
 
     def stream(self, prompt: Sequence[int], rng: jax.Array) -> Iterator[str]:
         """The first text of `generate` for a single prompt, in pieces as it is sampled."""
@@ -218,41 +220,3 @@ class TextGenerator:
 def _row_rngs(rng: jax.Array, prompt_b: jax.Array, sample_b: jax.Array) -> jax.Array:
     fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     return jax.vmap(jax.random.fold_in)(fold_in(rng, prompt_b), sample_b)
-
-
-def cut(text: str, stops: Sequence[str]) -> str:
-    """The text before the first occurrence of a stop string."""
-    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
-
-
-def ends(text: str, stops: Sequence[str]) -> bool:
-    """Whether `cut` of every longer text with this beginning is `cut` of the text."""
-    return len(cut(text, stops)) < len(text) and len(cut(text, stops)) <= _open(text, stops)
-
-
-def until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """`cut` of the joined pieces, in pieces: text that may be the beginning of a stop string is held back.
-
-    `pieces` is not read further once the end is certain.
-    """
-    waiting = ""
-    for piece in pieces:
-        waiting += piece
-        if ends(waiting, stops):
-            break
-        sure = min(_open(waiting, stops), len(cut(waiting, stops)))
-        if sure:
-            yield waiting[:sure]
-            waiting = waiting[sure:]
-    if rest := cut(waiting, stops):
-        yield rest
-
-
-def _open(text: str, stops: Sequence[str]) -> int:
-    """The first index from which the rest of the text is a proper prefix of a stop string."""
-    longest = max(map(len, stops), default=1) - 1
-    places = range(max(0, len(text) - longest), len(text))
-    return next(
-        (i for i in places if any(stop.startswith(text[i:]) and stop != text[i:] for stop in stops)),
-        len(text),
-    )

@@ -42,6 +42,14 @@ class DecodeState:
         """One random key per row for token `index + offset`, by the row's key and the index in its text."""
         return jax.vmap(jax.random.fold_in)(rngs_b, self.positions_b + self.index + offset)
 
+    def drawn(self, logits_bv: jax.Array, rngs_b: jax.Array, eos_id: Ends, **options: Any) -> "DecodeState":
+        """The state with one more token of each row, drawn from these logits; `options` are those of
+        `draw`."""
+        token_b = draw(logits_bv, self.keys(rngs_b), **options)
+        token_b, index = jnp.where(self.done_b, filler(eos_id), token_b), self.index + 1
+        done_b = self.done_b | is_end(token_b, eos_id) | (index >= self.limits_b)
+        return dataclasses.replace(self, token_b=token_b, done_b=done_b, index=index)
+
 
 @functools.partial(jax.jit, static_argnames="room")
 def begin(
@@ -63,9 +71,10 @@ def begin(
     those of `draw`.
     """
     logits_bv, cache = stepper.prefill(tokens_bt, lengths_b, room)
-    token_b = draw(logits_bv, jax.vmap(jax.random.fold_in)(rngs_b, positions_b), **options)
-    done_b = is_end(token_b, eos_id) | (limits_b <= 1)
-    return DecodeState(token_b, done_b, jnp.int32(1), limits_b, positions_b, cache)
+    empty = DecodeState(
+        lengths_b, jnp.zeros(len(lengths_b), bool), jnp.int32(0), limits_b, positions_b, cache
+    )
+    return empty.drawn(logits_bv, rngs_b, eos_id, **options)
 
 
 @functools.partial(jax.jit, static_argnames="n", donate_argnames="state")
@@ -94,12 +103,9 @@ def advance(
     def step(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
         new_bn, state = carry
         logits_bv, cache = stepper.step(state.token_b, state.cache)
-        token_b = draw(logits_bv, state.keys(rngs_b), **options)
-        token_b = jnp.where(state.done_b, filler(eos_id), token_b)
-        new_bn = jax.lax.dynamic_update_slice_in_dim(new_bn, token_b[:, None], state.index - first, axis=1)
-        index = state.index + 1
-        done_b = state.done_b | is_end(token_b, eos_id) | (index >= state.limits_b)
-        return new_bn, dataclasses.replace(state, token_b=token_b, done_b=done_b, index=index, cache=cache)
+        index, state = state.index, dataclasses.replace(state, cache=cache)
+        state = state.drawn(logits_bv, rngs_b, eos_id, **options)
+        return jax.lax.dynamic_update_slice_in_dim(new_bn, state.token_b[:, None], index - first, 1), state
 
     return jax.lax.while_loop(unfinished, step, (new_bn, state))
 
