@@ -209,7 +209,7 @@ EDITS = {
                 "rows.astype(self.dtype)",
             ),
             "tokens_are_gathered": (
-                "None if is_quantized(self.table) else (self.rows",
+                "None if isinstance(self.table, Quantized) else (self.rows",
                 "None and (self.rows",
             ),
             "padding_capped": (

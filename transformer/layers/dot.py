@@ -36,6 +36,11 @@ def _matrix(x: jax.Array, over: range) -> tuple[jax.Array, int]:
     return (x.reshape(sizes[::-1]), 1) if over.start else (x.reshape(sizes), 0)
 
 
+def last_axes(x: jax.Array, n: int) -> range:
+    """The last n axes."""
+    return range(x.ndim - n, x.ndim)
+
+
 def by_rows(x: jax.Array) -> jax.Array:
     """x, row-major in memory where XLA has fast products only of such arrays: in bfloat16 on one CPU, where
     they take half the time of float32."""

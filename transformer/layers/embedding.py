@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.layers.linear import contract
-from transformer.layers.quantized import is_quantized
+from transformer.layers.quantized import Quantized
 
 PADDED_LOGIT = -1e9
 """The logit of vocabulary padding: its exp is 0, but 0 times it is finite."""
@@ -54,7 +54,7 @@ class Embedding(nn.Module):
     def __call__(self, tokens_bt: jax.Array) -> jax.Array:
         """(b, t) integers -> (b, t, d)."""
         # Gathered over `context`, which divides tokens: else XLA would look up all of a batch on each device.
-        axes = None if is_quantized(self.table) else (self.rows, "lookup_embed")
+        axes = None if isinstance(self.table, Quantized) else (self.rows, "lookup_embed")
         table = nn.with_logical_constraint(self.table, axes)
         rows: Any = jax.tree.map(lambda part: jnp.take(part, tokens_bt, axis=0), table)
         # Divided as the table is, so that devices add up the table's gradient in their columns of it.

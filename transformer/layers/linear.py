@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.layers.dot import dot
-from transformer.layers.low_contract import last_axes, low_contract
+from transformer.layers.dot import dot, last_axes
+from transformer.layers.low_contract import low_contract
 from transformer.layers.quantized import Quantized, contract_quantized
 
 

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from transformer.layers.dot import dot
+from transformer.layers.dot import dot, last_axes
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
@@ -31,8 +31,3 @@ def _low_contract_backward(dtype, out_dtype, axis, transposed, residuals, dy):
 
 
 low_contract.defvjp(_low_contract_forward, _low_contract_backward)
-
-
-def last_axes(x: jax.Array, n: int) -> range:
-    """The last n axes."""
-    return range(x.ndim - n, x.ndim)

@@ -80,3 +80,10 @@ def test_weights_are_sown_only_when_asked(rng):
     (weights,) = sown["intermediates"]["weights"]
     np.testing.assert_allclose(weights.sum(-1), np.ones((1, 2, 4)), atol=1e-6)
     np.testing.assert_allclose(out, module.apply(variables, x, **inputs)[0], atol=1e-6)
+
+
+def test_training_transposes_each_array_of_the_heads_once(rng):
+    """Queries, keys, values and outputs: no array is turned to be read and turned back."""
+    apply, _ = make(rng, np.zeros((1, 1, 32), np.float32), num_kv_heads=2)
+    x = jnp.zeros((2, 7, 32))
+    assert str(jax.make_jaxpr(lambda x: apply(x, Mask(causal=True)))(x)).count(" transpose[") == 4

@@ -114,7 +114,8 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         options: Any = {"mask": mask, "scoring": self._scoring(q_bthk, positions_bt, key_positions_bs)}
         if train and self.dropout > 0:
             options |= {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")}
-        return self.run_kernel(q_bthk, k_bsgk, v_bsgk, place=self._place if train else "", **options)
+        place = f"{self.parent.name}/{self.name}" if train else ""  # the kernels of training are logged
+        return self.run_kernel(q_bthk, k_bsgk, v_bsgk, place=place, **options)
 
     def run_kernel(self, *inputs: Any, place: str, **options: Any) -> jax.Array:
         """`attend`, by the kernel for these inputs."""
@@ -182,10 +183,6 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         n = self.heads_that_draw
         seeds_d = jnp.arange(n) + n * (0 if mask.layer is None else mask.layer)
         return dataclasses.replace(mask, seeds_d=seeds_d, heads_per_seed=heads // n)
-
-    @property
-    def _place(self) -> str:
-        return f"{self.parent.name}/{self.name}"
 
     @property
     @abstractmethod

@@ -69,14 +69,11 @@ class KVCache:
 
     def hold(self, slots: int, kept: int, filled: int) -> "KVCache":
         """The cache with `slots` slots, or if `kept` is smaller a rolling cache of the last `kept` tokens."""
-        size = min(kept, slots)
-
-        def fit(x_bgsk: jax.Array) -> jax.Array:
-            if size < self.slots:
-                return x_bgsk[:, :, rolling.held(size, filled)]
-            return jnp.pad(x_bgsk, ((0, 0), (0, 0), (0, size - self.slots), (0, 0)))
-
-        return dataclasses.replace(jax.tree.map(fit, self), wraps=size < slots)
+        if kept < slots:
+            fit = functools.partial(rolling.keep_last, ring=kept, filled=filled)
+            return dataclasses.replace(jax.tree.map(fit, self), wraps=True)
+        added = (0, 0), (0, 0), (0, slots - self.slots), (0, 0)
+        return dataclasses.replace(jax.tree.map(lambda x: jnp.pad(x, added), self), wraps=False)
 
 
 @struct.dataclass

@@ -24,6 +24,14 @@ def held_after(ring: int, start: jax.Array | int, t: int, reach: int | None) -> 
     return held(ring, start + t)
 
 
+def keep_last(x_bgsk: jax.Array, ring: int, filled: int) -> jax.Array:
+    """The last `ring` of `filled` tokens, each in its slot; with empty slots if there are fewer."""
+    slots = x_bgsk.shape[2]
+    if ring < slots:
+        return x_bgsk[:, :, held(ring, filled)]
+    return jnp.pad(x_bgsk, ((0, 0), (0, 0), (0, ring - slots), (0, 0)))
+
+
 def write(old_bgsk: jax.Array, new_bgsk: jax.Array, start: jax.Array | int) -> jax.Array:
     """The array with new tokens in the slots of the tokens from `start` on."""
     (*_, ring, _), (*_, t, _) = old_bgsk.shape, new_bgsk.shape

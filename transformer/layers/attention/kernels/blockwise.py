@@ -62,28 +62,23 @@ def _attend_backward(rate, residuals, dout_bhtk):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _with_derivatives(function: Any) -> Any:
-    """f(*inputs) = function(False, *inputs), whose derivatives are those of function(True, *inputs), in which
-    the numbers of rounds of all loops are constants, as reverse differentiation needs."""
-
-    @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-    def computed(rate, *inputs):
-        return function(False, rate, *inputs)
-
-    @computed.defjvp
-    def derivatives(rate, inputs, tangents):
-        return jax.jvp(functools.partial(function, True, rate), inputs, tangents)
-
-    return computed
-
-
-@_with_derivatives
-def forward(bounded, rate, q_bhtk, k_bgsk, v_bgsk, learned, given) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def forward(rate, q_bhtk, k_bgsk, v_bgsk, learned, given) -> tuple[jax.Array, jax.Array]:
     """Outputs (b, h, t, k) and log-sum-exps of the scores (b, h, t, 1), in float32.
 
     `learned` are the parameters of the position encoding and the sinks, `given` the mask, the rest of the
     scoring and the dropout key. A query without keys has the log-sum-exp -inf and the output 0.
     """
+    return _forward_over_parts(False, rate, q_bhtk, k_bgsk, v_bgsk, learned, given)
+
+
+@forward.defjvp
+def _forward_derivatives(rate, inputs, tangents):
+    # The numbers of rounds of all loops are then constants, as reverse differentiation needs.
+    return jax.jvp(functools.partial(_forward_over_parts, True, rate), inputs, tangents)
+
+
+def _forward_over_parts(bounded, rate, q_bhtk, k_bgsk, v_bgsk, learned, given) -> tuple[jax.Array, jax.Array]:
     whole: Any = None
     for n, part in enumerate(parts_of(given[0], q_bhtk.shape[2], k_bgsk.shape[2])):
         blocks = _Blocks(part, k_bgsk, v_bgsk, given, n, rate, bounded)
@@ -111,11 +106,20 @@ def _positive(total: jax.Array) -> jax.Array:
     return jnp.where(total == 0, 1.0, total)
 
 
-@_with_derivatives
-def backward(bounded, rate, residuals, dout_bhtk):
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def backward(rate, residuals, dout_bhtk):
     """The float32 gradients of q, k, v and `learned`. The `residuals` are the inputs of `forward`, its
     outputs and (finite) log-sum-exps. The latter two may be those of more keys; then this is the share of
     these keys."""
+    return _backward_over_parts(False, rate, residuals, dout_bhtk)
+
+
+@backward.defjvp
+def _backward_derivatives(rate, inputs, tangents):
+    return jax.jvp(functools.partial(_backward_over_parts, True, rate), inputs, tangents)
+
+
+def _backward_over_parts(bounded, rate, residuals, dout_bhtk):
     q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_bht1 = residuals
     dout_bhtk = dout_bhtk.astype(jnp.float32)
     # sum_s w dw of each query, which equals the product of its output and its gradient.
