@@ -3,10 +3,10 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import jax
 
@@ -30,13 +30,9 @@ class Answers:
 Writing = AbstractContextManager[Answers]
 
 
-def writing(target: str | None, of: Mapping[str, Any] | None = None, flag: str = "--output") -> Writing:
+def writing(target: str | None, flag: str = "--output") -> Writing:
     """Answers to standard output, or to a file that appears when all are written; only the first process
-    writes. `flag` is that of the file, for messages.
-
-    Until then they are in TARGET.part. With `of`, which identifies the input and the model, an interrupted
-    command leaves this file and a note of its progress, TARGET.part.json; the same command continues it
-    (`done` counts the answered texts).
+    writes. `flag` is that of the file, for messages. Until then they are in TARGET.part.
 
     Raises:
       UserError: TARGET.part exists and has answers to another input.
@@ -46,13 +42,8 @@ def writing(target: str | None, of: Mapping[str, Any] | None = None, flag: str =
     if not target:
         return contextlib.nullcontext(Answers(sys.stdout))
     path = Path(target)
-    if path.exists() and not path.is_file():  # a pipe or /dev/null
-        return _to_special(path, flag)
-    if of is None:
-        return _to_file(path, flag)
-    from commands.support.resumed_answers import resuming
-
-    return resuming(path, of, flag)
+    # A pipe or /dev/null cannot be replaced.
+    return _to_special(path, flag) if path.exists() and not path.is_file() else _to_file(path, flag)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from commands.support.answer_files import Answers, exclusive_part, other_answers
+import jax
+
+from commands.support.answer_files import Answers, Writing, exclusive_part, other_answers, writing
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 
@@ -42,8 +44,22 @@ class ResumableAnswers(Answers):
         self._noted = time.monotonic()
 
 
+def writing_resumed(target: str | None, of: Mapping[str, Any] | None) -> Writing:
+    """`writing` to --output. With `of`, which identifies the input and the model, an interrupted command
+    leaves TARGET.part and a note of its progress, TARGET.part.json; the same command continues it (`done`
+    counts the answered texts).
+
+    Raises:
+      UserError: TARGET.part exists and has answers to another input.
+    """
+    special = target and Path(target).exists() and not Path(target).is_file()
+    if not target or special or of is None or jax.process_index() != 0:
+        return writing(target)
+    return _resuming(Path(target), of, "--output")
+
+
 @contextlib.contextmanager
-def resuming(path: Path, of: Mapping[str, Any], flag: str) -> Iterator[Answers]:
+def _resuming(path: Path, of: Mapping[str, Any], flag: str) -> Iterator[Answers]:
     """`writing`, continued after an interruption: the progress and the input, `of`, are noted beside PATH."""
     part, note = (path.with_name(path.name + end) for end in (".part", ".part.json"))
     there = part.exists()
