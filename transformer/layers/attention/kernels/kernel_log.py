@@ -30,8 +30,10 @@ def logging_kernels(write: Callable[[str], None]) -> Iterator[None]:
     handler.emit = lambda record: write(record.getMessage())  # type: ignore[method-assign]
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False  # a handler of a library on the root logger would print each line again
     try:
         yield
     finally:
         LOGGER.removeHandler(handler)
         LOGGER.setLevel(level)
+        LOGGER.propagate = True
