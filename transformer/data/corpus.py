@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from transformer.config import Bounded, Fraction, Nonnegative, Place
 from transformer.data.cache.disk_cache import build_once, data_folder, digest, load_values
-from transformer.data.cache.token_cache import BAR
+from transformer.data.cache.token_cache import BAR, TokenCache
 from transformer.data.loader import DataLoader, Rows
 from transformer.data.overlap import Hashed, hashed, overlap_lines
 from transformer.data.source_names import suggest_kind
@@ -66,6 +66,15 @@ class CorpusConfig(Bounded):
         mistake then."""
         there = Path(self.tokenizer).expanduser().is_file()
         return ["vocab_size", "lowercase", "strip_accents"] if there else []
+
+
+def without_lossy_bytes(rows: Any, caches: Sequence[TokenCache], split: str) -> Any:
+    """The rows of the texts in `caches`, or `WithoutBytes` if tokenization loses something of the texts."""
+    if not any(cache.lost[0] for cache in caches):
+        return rows
+    from transformer.data.lossy_bytes import WithoutBytes
+
+    return WithoutBytes(rows, caches, split)
 
 
 class SplitData(ABC):

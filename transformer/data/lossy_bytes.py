@@ -37,8 +37,3 @@ class WithoutBytes:
         """The rows with these indices in these epochs."""
         batch = self._rows.batch_of_epochs(rows, epochs)
         return {name: values for name, values in batch.items() if name != "bytes"}
-
-
-def without_lossy_bytes(rows: Any, caches: Sequence[TokenCache], split: str) -> Any:
-    """The rows of the texts in `caches`, or `WithoutBytes` if tokenization loses something of the texts."""
-    return WithoutBytes(rows, caches, split) if any(cache.lost[0] for cache in caches) else rows

@@ -11,9 +11,8 @@ import numpy as np
 from transformer.config import Bound, Rate
 from transformer.data.cache.disk_cache import digest
 from transformer.data.cache.token_cache import BLANK, TokenCache
-from transformer.data.corpus import CorpusConfig, key_in_errors
+from transformer.data.corpus import CorpusConfig, key_in_errors, without_lossy_bytes
 from transformer.data.loader import DataLoader
-from transformer.data.lossy_bytes import without_lossy_bytes
 from transformer.data.packed_corpus import PackedCorpus
 from transformer.data.pairs.pair_packing import JoinedPairs, PackedPairs, RepackedPairs
 from transformer.data.sources import Source

@@ -8,9 +8,8 @@ import numpy as np
 
 from transformer.config import OnThisSystem, Positive
 from transformer.data.cache.token_cache import BLANK, TokenCache
-from transformer.data.corpus import Corpus, CorpusConfig
+from transformer.data.corpus import Corpus, CorpusConfig, without_lossy_bytes
 from transformer.data.loader import Rows
-from transformer.data.lossy_bytes import without_lossy_bytes
 from transformer.data.sources import Source
 from transformer.data.text.mixture import check_sources, mixture_of
 from transformer.data.tokenization.tokenizers import Tokenizer
