@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import launch
-from commands.scaling import said, table
+from commands.scaling import study_lines, table
 from commands.scaling_laws import forecast
 from commands.scaling_laws.laws import fit, summary
 from commands.scaling_laws.sizes import Family
@@ -171,7 +171,7 @@ def test_parabolas_without_a_minimum_have_no_power_law():
     ]
     found = fit(runs)
     assert set(summary(found)["exponents"]) == {"law"}
-    assert "by parabolas: no power law, since a budget has no minimum" in said(found)
+    assert "by parabolas: no power law, since a budget has no minimum" in study_lines(found)
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_forecast(scaling, monkeypatch):
