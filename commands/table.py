@@ -180,7 +180,7 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
         if not (path / "config.json").is_file():
             continue
         try:
-            folder = RunFolder(path)
+            folder = RunFolder(path, is_written=False)
             folder.vet()
             config = parse_json(folder.config.read_bytes())
             steps = int(config["train"]["steps"])

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -248,7 +249,12 @@ def test_some_batches_are_a_random_part_and_always_the_same(name, monkeypatch, t
     for limit in ("1", "0"):
         config = opening.check_config(values, [("train.evaluate_batches", limit)])
         experiment = find_experiment(config.experiment)(config)
-        monkeypatch.setattr(experiment.data, "loader", lambda split, size, **order: orders.append(order))
+
+        def loader(split, size, orders=orders, **order):
+            orders.append(order)
+            return SimpleNamespace(rows=SimpleNamespace(why=""))
+
+        monkeypatch.setattr(experiment.data, "loader", loader)
         experiment.evaluators(lambda batch: batch)
     assert [each["shuffle"] for each in orders] == [True, False]
 

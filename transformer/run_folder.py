@@ -71,10 +71,10 @@ class RunFolder:
     page = RunFile("report.html")
     evaluation = RunFile("evaluation.json")
 
-    def __init__(self, path: str | os.PathLike) -> None:
+    def __init__(self, path: str | os.PathLike, is_written: bool = True) -> None:
         """`path` is a local folder, without the name of a checkpoint. Raises `UserError` for an address, and
-        for a name that orbax cannot write to."""
-        if REMOTE.search(str(path)) or UNUSABLE.search(os.path.abspath(path)):
+        for a name that orbax cannot write to, unless the folder is only read."""
+        if is_written and (REMOTE.search(str(path)) or UNUSABLE.search(os.path.abspath(path))):
             raise UserError(f"--workdir: {path} {why_not_local(path)}")
         self.path = Path(path)
 

@@ -15,7 +15,7 @@ GB = 10**9
 
 def gpus(hosts, each):
     return [
-        types.SimpleNamespace(process_index=i // each, device_kind="NVIDIA H100 80GB HBM3")
+        types.SimpleNamespace(platform="gpu", process_index=i // each, device_kind="NVIDIA H100 80GB HBM3")
         for i in range(hosts * each)
     ]
 
@@ -23,7 +23,7 @@ def gpus(hosts, each):
 def tpus(*shape, slices=1):
     places = [tuple(map(int, place)) for place in np.ndindex(*shape)]
     return [
-        types.SimpleNamespace(coords=place, slice_index=number, device_kind="TPU v5")
+        types.SimpleNamespace(platform="tpu", coords=place, slice_index=number, device_kind="TPU v5")
         for number in range(slices)
         for place in places
     ]

@@ -135,7 +135,9 @@ def test_slices_of_tpus_send_to_one_another():
     result, done = "(f32[1000000]{0}, u32[], token[])", "%e = (f32[1000000]{0}, token[]) recv-done(%r)"
     send, recv = f"%s = {result} send(%x, %t), {told}", f"%r = {result} recv(%t), {told}"
     chip = CHIPS["v5e"]
-    devices = [types.SimpleNamespace(coords=(i % 4, 0, 0), slice_index=i // 4) for i in range(8)]
+    devices = [
+        types.SimpleNamespace(platform="tpu", coords=(i % 4, 0, 0), slice_index=i // 4) for i in range(8)
+    ]
 
     def found(*lines):
         text = "\n".join(("ENTRY %m (x: f32[8]) -> f32[8] {", *lines, "}"))

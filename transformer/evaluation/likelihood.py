@@ -174,7 +174,7 @@ def by_target(experiment: Objective) -> Callable[[Params, Batch], jax.Array]:
             part = {**batch, "weights": batch["weights"] * factor}
             return experiment.loss(params, part, jax.random.key(0), False)["loss"].total
 
-        return jax.grad(summed_terms)(jnp.ones(batch["weights"].shape))
+        return jax.grad(total)(jnp.ones(batch["weights"].shape))
 
     return measure
 

@@ -20,6 +20,7 @@ class VisionConfig(StackConfig):
     """The config of an image classifier."""
 
     harmless: ClassVar = (*StackConfig.harmless, "head_dropout")
+    vocab_size: ClassVar = 0  # it has no tokens
 
     position: str = "learned"
     max_length: Positive = 256  # most patches per image, [CLS] included

@@ -58,7 +58,11 @@ def _curves(number: int, label: str, curves: Sequence[Points]) -> Iterator[Curve
 
 def _samples(runs: Sequence[Compared]) -> Iterator[Markup]:
     for run in runs[:MAX_DRAWN_ROWS]:
-        files = sorted(file for file in RunFolder(run.path).samples.glob("*.txt") if file.stem.isdecimal())
+        files = sorted(
+            file
+            for file in RunFolder(run.path, is_written=False).samples.glob("*.txt")
+            if file.stem.isdecimal()
+        )
         if files:
             text = files[-1].read_text(encoding="utf-8", errors="replace")[:CHARACTERS]
             step = tag("p", f"step {int(files[-1].stem):,}", class_="muted")
@@ -67,7 +71,7 @@ def _samples(runs: Sequence[Compared]) -> Iterator[Markup]:
 
 def _link(run: Compared, start: Path) -> Markup:
     """The name of a run, with a link to its report if it has one."""
-    report = RunFolder(run.path).page
+    report = RunFolder(run.path, is_written=False).page
     name = run.path.name if run.name == run.path.name else f"{run.path.name}: {run.name}"
     if not report.is_file():
         return tag("span", name)

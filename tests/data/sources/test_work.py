@@ -205,6 +205,7 @@ def test_questions_with_choices_are_opened(tmp_path, work):
     class Scored:
         data = SimpleNamespace(config=SimpleNamespace(cache_dir=str(tmp_path / "cache")))
         config = SimpleNamespace(experiment="scored")
+        continues = False
 
         def score(self, params, pairs):
             return []

@@ -178,7 +178,7 @@ def test_a_validation_source_of_its_own_is_one(config, tmp_path):
     assert {*data.parts("validation")} == {""} and {*data.parts("train")} == {"a", "b"}
     assert "".join(data.text("validation")) == (tmp_path / "c.txt").read_text()
     assert "".join(data.text("train")) == "".join((tmp_path / f"{each}.txt").read_text() for each in "ab")
-    assert not hasattr(data.loader("validation", 8), "parts")
+    assert not data.loader("validation", 8).parts
     assert data.contents().keys() == {"sources[0]", "sources[1]", "validation_source"}
 
 

@@ -117,7 +117,7 @@ def test_all_layers_are_recorded_in_the_order_of_computation():
     names = [*seen]
     block = [name.removeprefix("blocks/1/") for name in names if name.startswith("blocks/1/")]
     assert block == [
-        *("attention_norm", "attention/query", "attention/key", "attention/value", "attention/output"),
+        *("attention_norm", "attention/key", "attention/value", "attention/query", "attention/output"),
         *("attention", "feed_forward_norm", "feed_forward/up", "feed_forward/down", "feed_forward"),
     ]
     assert names[0] == "embedding" and names[-2:] == ["embedding.attend", "model"]

@@ -33,7 +33,8 @@ def record(function: Callable[..., Any], block: type[nn.Module], *arguments: Any
 
     def note(call: Callable, args: Any, kwargs: Any, context: Any) -> Any:
         module, is_block = context.module, isinstance(context.module, block)
-        if context.method_name not in ("__call__", "attend"):
+        is_unembedding = context.method_name == "attend" and not inside
+        if context.method_name != "__call__" and not is_unembedding:
             return call(*args, **kwargs)
         if is_block:
             stack = module.name or "blocks"
