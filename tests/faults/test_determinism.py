@@ -14,22 +14,22 @@ SAME = [("deterministic", "True"), ("optimizer.schedule", "constant")]
 
 
 @pytest.fixture
-def given(monkeypatch):
+def compiled_with(monkeypatch):
     """The options with which train steps are compiled."""
-    found = []
-    original = step.Program.__init__
+    compiler_options = []
+    original = step.CompiledStep.__init__
 
     def init(self, function, options):
-        found.append(options)
+        compiler_options.append(options)
         original(self, function, options)
 
-    monkeypatch.setattr(step.Program, "__init__", init)
-    return found
+    monkeypatch.setattr(step.CompiledStep, "__init__", init)
+    return compiler_options
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
-def test_two_runs_have_the_same_bits(tmp_path, given):
+def test_two_runs_have_the_same_bits(tmp_path, compiled_with):
     more = [("parallel.mesh.fsdp", "2"), ("model.dtype", "bfloat16")]
     source = [("data.source", runs.write_corpus(tmp_path / "corpus"))]
     saved = []
@@ -37,7 +37,7 @@ def test_two_runs_have_the_same_bits(tmp_path, given):
         jax.clear_caches()
         train(str(tmp_path / name), [*source, *SAME, *more], "configs/lm.py:tiny")
         saved.append(jax.tree.leaves(runs.state(tmp_path / name)))
-    assert given == [compiler_options.OF_XLA] * 2
+    assert compiled_with == [compiler_options.OF_XLA] * 2
     assert all((a == b).all() for a, b in zip(*saved, strict=True)) and len(saved[0]) > 10
 
 

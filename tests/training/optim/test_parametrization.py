@@ -203,7 +203,7 @@ def test_at_the_base_width_training_is_equal_to_the_last_bit(in_root, optimizer)
             state = jax.jit(lambda: unboxed(run.create()))()
             batch = run.put(next(iter(run.loader.iterate(0))))
             for _ in range(2):
-                state, _ = jax.jit(run._step())(state, batch)
+                state, _ = jax.jit(run.make_step())(state, batch)
         return state.params
 
     base = trained(("model.parametrization", "mup"), ("model.base_width", "32"))
