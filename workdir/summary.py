@@ -4,8 +4,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from transformer.run_folder import RunFolder
 from transformer.training.logging.writers import names_of
+from transformer.training.optim.optimizer import make_schedule
 from transformer.training.run import Run
 from transformer.visualization.report import last_values, write_report
 from workdir.facts import write
@@ -32,8 +35,17 @@ def summary(run: Run, folder: RunFolder) -> Iterator[str]:
         flags, lambda: [f"  {command(folder, '--mode=predict', *experiment.example_flags())}"]
     )
     steps = 2 * config.train.steps
-    longer, rewarming = command(folder, f"--config.train.steps={steps}"), run.rewarming(steps)
-    yield f"  {longer}" + (f"  # {rewarming}" if rewarming else "")
+    longer, note = command(folder, f"--config.train.steps={steps}"), rewarming(run, steps)
+    yield f"  {longer}" + (f"  # {note}" if note else "")
+
+
+def rewarming(run: Run, steps: int) -> str:
+    """A note if extending the run to `steps` raises the learning rate after the present last step, else
+    ""."""
+    now = run.config.train.steps
+    longer = make_schedule(run.config.optimizer, steps, [*run.lengths, (now, now)])
+    last, top = float(run.schedule(now - 1)), float(np.max(longer(np.arange(now, steps))))
+    return f"the learning rate rises again, from {last:.3g} to {top:.3g}" if top > last else ""
 
 
 def _report(run: Run, folder: RunFolder, results: list[str]) -> list[str]:

@@ -168,6 +168,19 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
     return _divide(state, mesh, rules, whole)
 
 
+def param_shardings(params: Any, mesh: Mesh, rules: Rules) -> Any:
+    """The sharding of every parameter, as a tree; `params` are abstract, and boxed with their logical axes.
+    Raises as `state_shardings`."""
+    whole = NamedSharding(mesh, PartitionSpec())
+    if mesh.size == 1:
+        return jax.tree.map(lambda _: whole, unboxed(params))
+
+    def sharding(path: tuple, leaf: Any) -> NamedSharding:
+        return _sharding(leaf, path_names(path), mesh, rules) if is_boxed(leaf) else whole
+
+    return jax.tree_util.tree_map_with_path(sharding, params, is_leaf=is_boxed)
+
+
 def _divide(state: Any, mesh: Mesh, rules: Rules, whole: NamedSharding) -> Any:
     """`state_shardings` over several devices."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state.params, is_leaf=is_boxed)

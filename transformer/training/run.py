@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
+import optax
 
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
@@ -26,10 +26,11 @@ from transformer.training.logging.writers import EXTRAS, LatestValues, check_ins
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
 from transformer.training.optim.initial_values import redraw
-from transformer.training.optim.optimizer import Lengths, make_optimizer
-from transformer.training.optim.parametrization import parametrized
-from transformer.training.optim.roles import roles_of
+from transformer.training.optim.optimizer import Lengths, make_optimizer, make_schedule
+from transformer.training.optim.parametrization import Parametrization
+from transformer.training.optim.roles import Roles, roles_of
 from transformer.training.optim.rules import check_rules
+from transformer.training.optim.schedules import Schedule
 from transformer.training.partition import SMALL, check_divided, check_memory
 from transformer.training.run_config import RunConfig, asks_layers
 from transformer.training.state import State
@@ -42,7 +43,7 @@ class Run:
 
     Everything that makes or reads the training state is here, so that training, evaluation and prediction
     agree on the content of checkpoints and the sharding of arrays. The constructor computes and writes
-    nothing, but raises `UserError` for an impossible mesh, batch size or schedule.
+    nothing, but raises `UserError` for an impossible mesh or batch size.
     """
 
     experiment: Objective
@@ -52,15 +53,14 @@ class Run:
     extra_hooks: Sequence[Hook] = ()  # called after the run's own
     devices: Sequence[jax.Device] | None = None  # None: all; may be descriptions of devices
     init: Callable[[jax.Array], Any] = dataclasses.field(init=False)  # initial parameters, boxed
+    mup: Parametrization | None = dataclasses.field(init=False, default=None)  # None: not by muP
 
     def __post_init__(self) -> None:
-        c, self.folder = self.config, RunFolder(self.workdir)
-        self.init, self.layers = self.experiment.init, self.experiment.config.model.layers
-        self.roles = roles_of(lambda: jax.eval_shape(self.experiment.init, jax.random.key(0)))
-        of = self.lengths, self.layers, self.roles
-        self.optimizer, self.schedule = make_optimizer(c.optimizer, c.train.steps, *of)
-        if self.experiment.config.model.parametrization != "standard":
-            self.init, self.optimizer = parametrized(self.init, self.optimizer, c, self.layers)
+        c, self.folder, model = self.config, RunFolder(self.workdir), self.experiment.config.model
+        self.init, self.layers = self.experiment.init, model.layers
+        if model.parametrization != "standard":
+            self.mup = Parametrization(self.init, c, self.layers)
+            self.init = self.mup.initial
         self.mesh = parallel.make_mesh(c.parallel.mesh, self.devices)
         self.rules = parallel.RULES[c.parallel.rules]
         self.compiler_options: dict[str, Any] = {}
@@ -74,6 +74,23 @@ class Run:
     def placed(self) -> contextlib.AbstractContextManager[None]:
         """The context (mesh and sharding rules) for tracing and calling this run's functions."""
         return parallel.placed(self.mesh, self.rules)
+
+    @functools.cached_property
+    def roles(self) -> Roles:
+        """The role of each parameter by its path."""
+        return roles_of(lambda: self.boxed)
+
+    @functools.cached_property
+    def schedule(self) -> Schedule:
+        """The learning rate after each number of steps; raises `UserError` if it is impossible."""
+        return make_schedule(self.config.optimizer, self.config.train.steps, self.lengths)
+
+    @functools.cached_property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The optimizer; raises as `schedule`."""
+        c = self.config
+        made, _ = make_optimizer(c.optimizer, c.train.steps, self.lengths, self.layers, self.roles)
+        return self.mup.scaled(made) if self.mup else made
 
     @functools.cached_property
     def loader(self) -> Batches:
@@ -110,6 +127,18 @@ class Run:
             params = redraw(params, jax.random.fold_in(rng, 1), std)
         carry = jax.tree.map(parallel.by_rows, self.experiment.initial_carry())
         return State.create(params, self.optimizer, c.ema_decay > 0 or c.averages_itself, carry)
+
+    @functools.cached_property
+    def boxed(self) -> Params:
+        """The shapes of the parameters, boxed with their logical axes."""
+        return jax.eval_shape(self.experiment.init, jax.random.key(0))
+
+    @functools.cached_property
+    def abstract_params(self) -> Params:
+        """The parameters of `abstract`, for which no optimizer is needed."""
+        with self.placed():
+            shardings = parallel.param_shardings(self.boxed, self.mesh, self.rules)
+        return parallel.with_shardings(self.boxed, shardings)
 
     @functools.cached_property
     def abstract(self) -> State:
@@ -166,19 +195,17 @@ class Run:
 
     def averaged_steps(self, step: Step = "latest") -> list[int]:
         """The steps of the checkpoints that `restore_params` averages; raises as `restore_params`."""
+        count = self.config.train.average_last
         with self.checkpoints(write=False) as checkpoints:
-            return self._averaged(checkpoints, step)
-
-    def _averaged(self, checkpoints: Checkpoints, step: Step) -> list[int]:
-        last, count = checkpoints.find(step), self.config.train.average_last
-        return checkpoints.steps()[-count:] if step == "latest" and count > 1 else [last]
+            last = checkpoints.find(step)
+            return checkpoints.steps()[-count:] if step == "latest" and count > 1 else [last]
 
     def restore_params(self, step: Step = "latest") -> Params:
         """The parameters of a checkpoint for evaluation and prediction. For "latest", the mean of the last
         `train.average_last` checkpoints (Vaswani et al. 2017, section 6.1)."""
+        first, *others = self.averaged_steps(step)
         with self.checkpoints(write=False) as checkpoints:
-            restore = functools.partial(checkpoints.restore_params, self.abstract.params)
-            first, *others = self._averaged(checkpoints, step)
+            restore = functools.partial(checkpoints.restore_params, self.abstract_params)
             return mean(map(restore, (first, *others))) if others else restore(first)
 
     def train(self, started: float | None = None) -> tuple[State, str]:
@@ -274,14 +301,6 @@ class Run:
         """The results of all evaluators of a split, by names like "eval/loss"."""
         with self.placed():
             return Evaluate(0, self.evaluators(split)).measure(params)
-
-    def rewarming(self, steps: int) -> str:
-        """A note if extending the run to `steps` raises the learning rate after the present last step, else
-        ""."""
-        now = self.config.train.steps
-        _, longer = make_optimizer(self.config.optimizer, steps, [*self.lengths, (now, now)])
-        last, top = float(self.schedule(now - 1)), float(np.max(longer(np.arange(now, steps))))
-        return f"the learning rate rises again, from {last:.3g} to {top:.3g}" if top > last else ""
 
     def _meter(self, skipped: int, started: float, step_gb: Callable[[], float | None]) -> Meter:
         return (self.stages.meter if self.config.train.until else Meter)(

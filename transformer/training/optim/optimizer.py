@@ -249,6 +249,8 @@ def _check_shape(config: OptimizerConfig, shape: Schedule, steps: int) -> None:
             f"do not fit the {config.schedule} schedule into train.steps {steps}"
         )
     for count in np.linspace(0, steps - 1, CHECKED).astype(int).tolist():
-        if (rate := np.asarray(shape(count))).ndim or rate.dtype == object or not 0 <= rate < np.inf:
+        with jax.ensure_compile_time_eval():  # a run may make its optimizer while its state is traced
+            rate = np.asarray(shape(count))
+        if rate.ndim or rate.dtype == object or not 0 <= rate < np.inf:
             why = f"{config.schedule!r} gives {rate} for step {count + 1}"
             raise UserError(f"optimizer.schedule: {why}; expected a fraction of the peak, 0 or more")

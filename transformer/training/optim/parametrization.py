@@ -126,17 +126,6 @@ def check_parametrization(config: Any) -> None:
         )
 
 
-def parametrized(
-    init: Callable[[jax.Array], Any],
-    optimizer: optax.GradientTransformation,
-    config: Any,
-    layers: Sequence[str] = (),
-) -> tuple[Callable[[jax.Array], Any], optax.GradientTransformation]:
-    """The initial parameters and the optimizer of a run by muP; see `Parametrization`."""
-    mup = Parametrization(init, config, layers)
-    return mup.initial, mup.scaled(optimizer)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parametrization:
     """muP of a run: `init` makes its initial parameters, boxed, in the standard parametrisation; `config` is
