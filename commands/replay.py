@@ -103,18 +103,18 @@ def before(run: "Run", folder: "RunFolder", last: int) -> "State":
     from workdir.recovery.rollback import read_rollbacks
 
     undone = read_rollbacks(folder)
-    with run.checkpoints(write=False) as checkpoints:
-        steps = checkpoints.steps()
-        step_of = {rollback["to"]: rollback["step"] for rollback in undone if rollback["step"] in steps}
-        step_of |= {step: step for step in steps}
-        usable = [
-            at for at in step_of if at < last and not any(at < rollback["step"] < last for rollback in undone)
-        ]
-        if usable:
-            at = max(usable)
-            state = checkpoints.restore(run.abstract, step_of[at])
-            passed = step_of[at] - at
-            return dataclasses.replace(state, step=state.step - passed, skipped=state.skipped - passed)
+    checkpoints = run.checkpoints(write=False)
+    steps = checkpoints.steps()
+    step_of = {rollback["to"]: rollback["step"] for rollback in undone if rollback["step"] in steps}
+    step_of |= {step: step for step in steps}
+    usable = [
+        at for at in step_of if at < last and not any(at < rollback["step"] < last for rollback in undone)
+    ]
+    if usable:
+        at = max(usable)
+        state = checkpoints.restore(run.abstract, step_of[at])
+        passed = step_of[at] - at
+        return dataclasses.replace(state, step=state.step - passed, skipped=state.skipped - passed)
     if folder.fork.exists() or run.config.initialize_from or undone:
         listed = ", ".join(map(str, steps))
         raise UserError(f"--step: {last}; there is no checkpoint from before it (there are {listed})")

@@ -144,8 +144,7 @@ def _plan(
 ) -> tuple[Run, Fork, dict[str, Any], list[tuple[int, int]]]:
     """The run of a fork, what continues in it, and the contents of fork.json and lengths.json."""
     before, config, changed = _configs(source, asked["given"])
-    with Checkpoints(source.checkpoints, keep_best=before.train.keep_best, write=False) as checkpoints:
-        at = checkpoints.find(step)
+    at = Checkpoints(source.checkpoints, keep_best=before.train.keep_best, write=False).find(step)
     if config.train.steps <= at:
         raise UserError(f"config.train.steps: {config.train.steps}; a fork of step {at} needs more")
     run = open_run(source, config)

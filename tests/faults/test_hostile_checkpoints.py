@@ -213,10 +213,15 @@ def test_chunks_of_a_divided_state_are_its_own(tmp_path):
         assert_same(jax.device_get(state), jax.device_get(checkpoints.restore(abstract)))
 
 
-def test_a_damaged_checkpoint_among_sound_ones_is_named_before_any_is_read(saved, tmp_path):
-    """The metrics of all are read when the folder is opened."""
-    shutil.copytree(saved[0], tmp_path / "checkpoints")
-    (tmp_path / "checkpoints" / "2").mkdir()
-    (tmp_path / "checkpoints" / "2" / "x").symlink_to("/etc/passwd")
-    with pytest.raises(DamagedCheckpoint, match=r"/2: the checkpoint is damaged: x is a link; copy what"):
-        Checkpoints(tmp_path / "checkpoints", write=False).steps()
+def test_a_damaged_checkpoint_among_sound_ones_is_named_before_it_is_read(saved, tmp_path):
+    """The metrics of all are read when the folder is opened to write, and where the best one is asked for."""
+    source, state, abstract = saved
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(source, folder)
+    (folder / "2").mkdir()
+    (folder / "2" / "x").symlink_to("/etc/passwd")
+    with Checkpoints(folder, keep_best="loss", write=False) as checkpoints:
+        assert_same(state, jax.device_get(checkpoints.restore(abstract, 3)))
+        for reading in (lambda: checkpoints.find("best"), Checkpoints(folder).steps):
+            with pytest.raises(DamagedCheckpoint, match=r"/2: the checkpoint is damaged: x is a link; copy"):
+                reading()

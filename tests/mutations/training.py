@@ -400,7 +400,6 @@ EDITS = {
         {
             "links_are_followed": ("if path.is_symlink():", "if False:"),
             "pipes_are_waited_for": ("if path.exists() and not (", "if False and not ("),
-            "metrics_of_any_form": ("if not isinstance(found, dict) or", "if False and"),
             "any_size_of_chunks": ("if math.prod(chunks) > (", "if False and math.prod(chunks) > ("),
             "even_weights": ("(place * jnp.uint32(m) | 1)", "(place * jnp.uint32(m) + 2)"),
             "places_of_one_axis": ("place = place * jnp.uint32(size) + ", "place = "),
@@ -409,11 +408,13 @@ EDITS = {
         },
     ),
     "transformer/training/checkpoints/checkpoint.py": (
-        "tests/training/checkpoints/test_checkpoint.py tests/faults/test_damaged_checkpoints.py",
+        "tests/training/checkpoints/test_checkpoint.py tests/faults/test_damaged_checkpoints.py "
+        "tests/faults/test_hostile_checkpoints.py",
         {
+            "metrics_of_any_form": ("dict(json.loads(file.read_bytes()))", "json.loads(file.read_bytes())"),
             "raw_parameters": (
-                'return "params" if self.stored(step).get("ema") is None else "ema"',
-                'return "params"',
+                'name = "params" if stored.get("ema") is None else "ema"',
+                'name = "params"',
             ),
             "worst_is_best": (
                 "return value if name != self.keep_best else -value",
@@ -425,10 +426,10 @@ EDITS = {
             ),
             "what_is_measured_later_is_left_out": ("return self._add(step, measured)", "return"),
             "shapes_not_compared": (
-                "if (found := arrays(described)) != (wanted := arrays(abstract)):",
-                "if (found := arrays(described)).keys() != (wanted := arrays(abstract)).keys():",
+                "if (found := arrays(stored)) != (wanted := arrays(abstract)):",
+                "if (found := arrays(stored)).keys() != (wanted := arrays(abstract)).keys():",
             ),
-            "checksums_not_compared": ("and checksum != written.get(path)", "and False"),
+            "checksums_not_compared": ("and checksum != sums.get(name)", "and False"),
             "errors_of_orbax_pass": (
                 "        except Exception as error:\n",
                 "        except OSError as error:\n",

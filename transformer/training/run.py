@@ -195,18 +195,16 @@ class Run:
 
     def averaged_steps(self, step: Step = "latest") -> list[int]:
         """The steps of the checkpoints that `restore_params` averages; raises as `restore_params`."""
-        count = self.config.train.average_last
-        with self.checkpoints(write=False) as checkpoints:
-            last = checkpoints.find(step)
-            return checkpoints.steps()[-count:] if step == "latest" and count > 1 else [last]
+        checkpoints, count = self.checkpoints(write=False), self.config.train.average_last
+        last = checkpoints.find(step)
+        return checkpoints.steps()[-count:] if step == "latest" and count > 1 else [last]
 
     def restore_params(self, step: Step = "latest") -> Params:
         """The parameters of a checkpoint for evaluation and prediction. For "latest", the mean of the last
         `train.average_last` checkpoints (Vaswani et al. 2017, section 6.1)."""
         first, *others = self.averaged_steps(step)
-        with self.checkpoints(write=False) as checkpoints:
-            restore = functools.partial(checkpoints.restore_params, self.abstract_params)
-            return mean(map(restore, (first, *others))) if others else restore(first)
+        restore = functools.partial(self.checkpoints(write=False).restore_params, self.abstract_params)
+        return mean(map(restore, (first, *others))) if others else restore(first)
 
     def train(self, started: float | None = None) -> tuple[State, str]:
         """Trains to the end, resuming from the latest checkpoint; returns the last state and why training
@@ -235,8 +233,7 @@ class Run:
         """The state of the latest checkpoint, or the first state of a run that has none."""
         if not trained_steps(self.folder.checkpoints):
             return self.first_state()
-        with self.checkpoints(write=False) as checkpoints:
-            return checkpoints.restore(self.abstract)
+        return self.checkpoints(write=False).restore(self.abstract)
 
     def traced(self) -> Any:
         """The train step, traced for the batches of this run; nothing is allocated, and no data are read

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import json
 import math
 import os
 import shutil
@@ -24,6 +25,9 @@ from transformer.training.checkpoints.checksums import (
     some,
 )
 from transformer.training.state import Params, State
+
+STATE = "default"
+"""The folder of the state in that of a checkpoint: orbax's name for the only item."""
 
 Step = int | str
 """A checkpoint: a step, "latest" or "best"."""
@@ -69,9 +73,8 @@ class Checkpoints:
     The last `keep_last` are kept, and the best one by the metric `keep_best` ("eval/loss"; smaller is better,
     or larger with a minus in front: "-eval/bleu"; "": none) among those saved with this metric. A checkpoint
     is renamed into place when it is complete; incomplete ones are never listed, and deleted before the next
-    save. Readers of a run that is being trained pass `write=False`. Close it, or use it as a context manager:
-    otherwise an unfinished save is lost at exit. Saving and restoring are collective: every process must call
-    them.
+    save. Readers pass `write=False`. Writers close it, or use it as a context manager: otherwise an
+    unfinished save is lost at exit. Saving and restoring are collective: all processes call them.
     """
 
     def __init__(
@@ -86,12 +89,11 @@ class Checkpoints:
 
     @functools.cached_property
     def _manager(self) -> Any:
-        """Orbax's manager of the folder, which is opened when it is first needed."""
-        if self._write:
-            self._remove_empty()
+        """Orbax's manager of the folder, which writes; it is opened when it is first needed, and then reads
+        the metrics of all checkpoints."""
+        self._remove_empty()
         for step in checkpoint_steps(self.directory):
-            with self._reading(step):
-                check_files(Path(self._path(step)))
+            self._metrics(step)
         return self._open()
 
     def _remove_empty(self) -> None:
@@ -109,8 +111,7 @@ class Checkpoints:
         options = orbax.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(kept),
             best_fn=self._merit if self.keep_best else None,  # without it orbax writes no metrics
-            cleanup_tmp_directories=self._write,
-            create=self._write,
+            cleanup_tmp_directories=True,
         )
         handler = orbax.PyTreeCheckpointHandler()
         return orbax.CheckpointManager(self.directory, item_handlers=handler, options=options)
@@ -139,9 +140,12 @@ class Checkpoints:
         return shutil.disk_usage(self.directory).free
 
     def steps(self) -> list[int]:
-        """The steps of the complete checkpoints, in ascending order."""
-        written = checkpoint_steps(self.directory)
-        return sorted({*written} & {*self._manager.all_steps()}) if written else []
+        """The steps of the complete checkpoints, in ascending order. Where they are written, all of them are
+        checked first."""
+        written = sorted(self.written())
+        if self._write and written:
+            written = [step for step in written if step in self._manager.all_steps()]
+        return written
 
     def save(self, step: int, state: State, metrics: Mapping[str, float] | None = None) -> None:
         """Copies the state to the host and returns; writing continues in the background.
@@ -172,34 +176,35 @@ class Checkpoints:
         Raises:
           UserError: no such checkpoint, or its arrays are not exactly those of `abstract`.
         """
-        return self._read(self.find(step), abstract, partial=False)
+        found = self.find(step)
+        return self._read(found, abstract, self.stored(found))
 
     def restore_params(self, abstract: Params, step: Step = "latest") -> Params:
         """The parameters for evaluation and prediction (their moving average if the run keeps one); the
         optimizer state is not read. Raises as `restore`."""
         found = self.find(step)
-        name = self._params_name(found)
-        return self._read(found, {name: abstract}, partial=True)[name]
+        name, stored = _params_in(self.stored(found))
+        return self._read(found, {name: abstract}, {name: stored})[name]
 
     def stored_params(self, step: Step = "latest") -> dict[str, tuple]:
         """Path -> (shape, type) of the parameters that `restore_params` reads."""
-        found = self.find(step)
-        return arrays(self.stored(found)[self._params_name(found)])
+        return arrays(_params_in(self.stored(self.find(step)))[1])
 
     def restore_some(self, abstract: Params, step: Step = "latest") -> Params:
         """`restore_params` from a checkpoint that may have more parameters than `abstract`."""
         found = self.find(step)
-        name = self._params_name(found)
-        return self._restore(found, {name: abstract}, partial=True)[name]
+        name, stored = _params_in(self.stored(found))
+        return self._restore(found, {name: abstract}, arrays({name: stored}))[name]
 
     def restore_parts(self, abstract: Mapping[str, Any], step: int) -> dict[str, Any]:
         """Some fields of a state by their names; raises as `restore`."""
-        return self._read(step, abstract, partial=True)
+        stored = self.stored(step)
+        return self._read(step, abstract, {name: stored[name] for name in abstract})
 
     def stored(self, step: int) -> dict[str, Any]:
         """The fields of the state in a checkpoint, with descriptions in place of arrays."""
-        with self._reading(step):
-            found = self._manager.item_metadata(step).tree
+        with self._reading(step) as path:
+            found = _load_orbax().PyTreeCheckpointHandler().metadata(path / STATE).tree
             check_chunks(found)
             return found
 
@@ -220,7 +225,7 @@ class Checkpoints:
         evaluation)."""
         if not self.keep_best:
             raise UserError(f"{self.directory}: no checkpoint was saved with train.keep_best")
-        metrics = {step: self._manager.metrics(step) for step in steps}
+        metrics = {step: self._metrics(step) for step in steps}
         candidates = [step for step in steps if metrics[step]]
         return max(candidates, key=lambda step: self._merit(metrics[step]), default=steps[-1])
 
@@ -249,40 +254,45 @@ class Checkpoints:
             return -math.inf
         return value if name != self.keep_best else -value
 
-    def _params_name(self, step: int) -> str:
-        return "params" if self.stored(step).get("ema") is None else "ema"
+    def _metrics(self, step: int) -> dict[str, Any]:
+        """The metrics that a checkpoint was saved with; {}: none."""
+        with self._reading(step) as path:
+            return _values(path / "metrics" / "metrics")
 
-    def _read(self, step: int, abstract: Any, partial: bool) -> Any:
-        stored = self.stored(step)
-        described = {name: stored[name] for name in abstract} if partial else stored
-        if (found := arrays(described)) != (wanted := arrays(abstract)):
+    def _read(self, step: int, abstract: Any, stored: Any) -> Any:
+        """`abstract` from a checkpoint that has `stored`, by fields; raises as `restore`."""
+        if (found := arrays(stored)) != (wanted := arrays(abstract)):
             differing = compare(found, wanted)
             raise UserError(f"{self._path(step)}: the checkpoint is not of this config: {differing}")
-        return self._restore(step, abstract, partial)
+        return self._restore(step, abstract, found)
 
-    def _restore(self, step: int, abstract: Any, partial: bool) -> Any:
+    def _restore(self, step: int, abstract: Any, stored: Mapping[str, tuple]) -> Any:
+        """The arrays of `abstract`. Those that were `stored` in this shape and type are compared with the
+        checksums that they were saved with."""
         orbax = _load_orbax()
         shardings = orbax.checkpoint_utils.construct_restore_args(abstract)
-        args = orbax.args.PyTreeRestore(abstract, restore_args=shardings, partial_restore=partial)
-        with self._reading(step):
-            found = self._manager.restore(step, args=args)
-            written = dict((self._manager.metadata(step).custom_metadata or {}).get("checksums", {}))
-        stored, restored = arrays(self.stored(step)), arrays(found)
-        for path, checksum in checksums(found).items() if written else ():
-            if stored[path] == restored[path] and checksum != written.get(path):
-                raise DamagedCheckpoint(self._path(step), f"checksum mismatch in {path}")
-        return found
+        args = orbax.args.PyTreeRestore(abstract, restore_args=shardings, partial_restore=True)
+        with self._reading(step) as path:
+            restored = orbax.PyTreeCheckpointHandler().restore(path / STATE, args=args)
+            written = dict(_values(path / "_CHECKPOINT_METADATA").get("custom_metadata") or {})
+            sums = dict(written.get("checksums", {}))
+        found = arrays(restored)
+        for name, checksum in checksums(restored).items() if sums else ():
+            if stored[name] == found[name] and checksum != sums.get(name):
+                raise DamagedCheckpoint(self._path(step), f"checksum mismatch in {name}")
+        return restored
 
     def _path(self, step: int) -> str:
         return os.path.join(self.directory, str(step))
 
     @contextlib.contextmanager
-    def _reading(self, step: int) -> Iterator[None]:
-        """A context that raises errors of reading as errors of this checkpoint; orbax has no class of its own
-        for them."""
+    def _reading(self, step: int) -> Iterator[Path]:
+        """The path of a checkpoint whose files are regular. Errors of reading are raised as errors of this
+        checkpoint; orbax has no class of its own for them."""
         path = self._path(step)
         try:
-            yield
+            check_files(Path(path))
+            yield Path(path)
         except PermissionError as error:
             raise UserError(f"{error.filename or path}: cannot be read (permission denied)") from None
         except (MemoryError, jax.errors.JaxRuntimeError):  # of this machine, not of the file
@@ -291,6 +301,17 @@ class Checkpoints:
             if not os.path.isdir(path):
                 raise UserError(f"{path}: the checkpoint was deleted while it was read") from None
             raise DamagedCheckpoint(path, error) from error
+
+
+def _params_in(stored: Mapping[str, Any]) -> tuple[str, Any]:
+    """The field of a state with the parameters for evaluation, and its value."""
+    name = "params" if stored.get("ema") is None else "ema"
+    return name, stored[name]
+
+
+def _values(file: Path) -> dict[str, Any]:
+    """The values in a file of JSON; {} if it is not there, as in older checkpoints."""
+    return dict(json.loads(file.read_bytes())) if file.exists() else {}
 
 
 def _load_orbax() -> ModuleType:

@@ -41,8 +41,7 @@ class Fork:
         Raises:
           UserError: other parameters; or an optimizer with other arrays, which does not start again.
         """
-        with Checkpoints(RunFolder(source).checkpoints, write=False) as checkpoints:
-            stored = checkpoints.stored(step)
+        stored = Checkpoints(RunFolder(source).checkpoints, write=False).stored(step)
 
         def differs(name: str) -> str:
             return compare(arrays(stored.get(name)), arrays(getattr(run.abstract, name)))
@@ -72,7 +71,8 @@ class Fork:
         """
         begin = {"opt_state": _optimizer_state, "ema": _average, "carry": _carry}
         read = {name: getattr(run.abstract, name) for name in self.continues}
-        with run.placed(), Checkpoints(RunFolder(self.source).checkpoints, write=False) as checkpoints:
+        checkpoints = Checkpoints(RunFolder(self.source).checkpoints, write=False)
+        with run.placed():
             found = checkpoints.restore_parts(read, self.step)
             made = {name: begin[name](run, found) for name in self.reset}
         state = State(**{"ema": None, "carry": None} | found | made)

@@ -78,12 +78,12 @@ class Checkpoint:
         the last as `train.average_last` says."""
         folder, step = split_step(run)
         averaged = config.train.average_last if config and step in (None, "latest") else 1
-        with _checkpoints(folder) as checkpoints:
-            try:
-                found = checkpoints.find(_default_step(checkpoints) if step is None else step)
-            except UserError as error:
-                raise UserError(f"initialize_from: {error}") from None
-            return cls(folder, found, tuple(checkpoints.steps()[-averaged:-1]), config)
+        checkpoints = _checkpoints(folder)
+        try:
+            found = checkpoints.find(_default_step(checkpoints) if step is None else step)
+        except UserError as error:
+            raise UserError(f"initialize_from: {error}") from None
+        return cls(folder, found, tuple(checkpoints.steps()[-averaged:-1]), config)
 
     @property
     def name(self) -> str:
@@ -99,14 +99,12 @@ class Checkpoint:
 
     def shapes(self) -> dict[str, tuple]:
         """See `Origin`."""
-        with _checkpoints(self.folder) as checkpoints:
-            return checkpoints.stored_params(self.step)
+        return _checkpoints(self.folder).stored_params(self.step)
 
     def read(self, wanted: Params) -> Params:
         """See `Origin`."""
-        with _checkpoints(self.folder) as checkpoints:
-            restored = functools.partial(checkpoints.restore_some, wanted)
-            return mean(map(restored, (*self.before, self.step)))
+        restored = functools.partial(_checkpoints(self.folder).restore_some, wanted)
+        return mean(map(restored, (*self.before, self.step)))
 
     def __str__(self) -> str:
         mean_of = f"the mean of {len(self.before) + 1} checkpoints to " if self.before else ""
