@@ -71,7 +71,8 @@ def main(argv: list[str]) -> int:
         prepare(flags)
         code = find_command(flags.mode).run(flags, overrides)
         sys.stdout.flush()
-        distributed.wait_for_all()
+        if distributed.PLACES:
+            distributed.wait_for_all()
         return code
     except BaseException as error:
         return ending.code_of(error, any(each.split("=")[0] == "--config" for each in argv))

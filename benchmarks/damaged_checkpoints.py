@@ -17,7 +17,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from transformer.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
+from transformer.training.checkpoints.checkpoint import Checkpoints
+from transformer.training.checkpoints.untrusted import DamagedCheckpoint
 from workdir.opening import open_without_data, read_config
 
 

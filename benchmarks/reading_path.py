@@ -16,6 +16,7 @@ lines called over the lines of code of the files that it enters.
 
 import argparse
 import ast
+import contextlib
 import functools
 import io
 import os
@@ -133,8 +134,9 @@ def main() -> None:
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # prepare the data again
         workdir = f"--workdir={folder}/run"
         training = traced([f"--config={flags.config}", workdir], flags.whole)
-        completion = [workdir, "--mode=predict", "--prompt=def f", f"--output={folder}/out.txt"]
-        walks = {"flags to gradient": training, "prompt to token": traced(completion, flags.whole)}
+        completion = [workdir, "--mode=predict", "--prompt=def f"]
+        with contextlib.redirect_stdout(io.StringIO()):
+            walks = {"flags to gradient": training, "prompt to token": traced(completion, flags.whole)}
     walks["both"] = set.union(*walks.values())
     files, functions = zip(*map(count, walks.values()), strict=True)
     code = {name: len(code_lines(str(ROOT / name))[0]) for name in files[-1]}

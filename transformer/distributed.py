@@ -266,10 +266,7 @@ def _of_several() -> Iterator[None]:
 def wait_for_all() -> None:
     """Waits until all processes have come to their end, however long that takes: leaving before the others
     would end them."""
-    import jax
+    from jax.experimental import multihost_utils
 
-    if jax.distributed.is_initialized() and jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices("the end of the command")
-        ENDING.set()
+    multihost_utils.sync_global_devices("the end of the command")
+    ENDING.set()

@@ -48,6 +48,8 @@ OF_EVALUATION = tuple(
 """Prefixes of keys that concern training only, and exceptions that concern evaluation or the choice of a
 checkpoint."""
 
+_blank = functools.cache(Tokenizer.blank)
+
 Overrides = Iterable[tuple[str, str]]
 """Config keys and their values as text: ("model.num_layers", "4")."""
 
@@ -72,7 +74,8 @@ def read_config(argument: ConfigSource, overrides: Overrides = ()) -> dict[str, 
             raise UserError(f"{name}: get_config() should return a ConfigDict, not {type(values).__name__}")
     else:
         values = _plain(argument)
-    override(values, overrides)
+    if overrides:
+        override(values, overrides)
     return values
 
 
@@ -130,7 +133,8 @@ def _plain(value: Any) -> Any:
 
 def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
     """The checked, frozen config of the experiment that the key `experiment` names."""
-    override(values, overrides)
+    if overrides:
+        override(values, overrides)
     return from_values(find_experiment(values.get("experiment")).Config, values)
 
 
@@ -246,11 +250,6 @@ def open_without_data(
         if experiment.data.blank() is not None:
             return Run(experiment, config, "", devices=devices)
     return Run(make(config, **(kept or {})), config, "", devices=devices)
-
-
-@functools.cache
-def _blank(vocab_size: int) -> Tokenizer:
-    return Tokenizer.blank(vocab_size)
 
 
 def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:

@@ -14,8 +14,9 @@ import launch
 from tests import runs
 from tests.training.checkpoints.test_checkpoint import trained
 from tests.training.toy import assert_same
-from transformer.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
+from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.checkpoints.checksums import checksums
+from transformer.training.checkpoints.untrusted import DamagedCheckpoint
 
 # Orbax leaves tasks whose errors no one reads.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -15,7 +15,8 @@ from tests.runs import listing
 from tests.training.checkpoints.test_checkpoint import trained
 from tests.training.toy import assert_same
 from transformer.errors import UserError
-from transformer.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
+from transformer.training.checkpoints.checkpoint import Checkpoints
+from transformer.training.checkpoints.untrusted import DamagedCheckpoint
 
 # Orbax leaves tasks whose errors no one reads.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -8,7 +8,8 @@ import jax
 from transformer.distributed import shared_errors
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
-from transformer.training.checkpoints.checkpoint import DamagedCheckpoint, checkpoint_steps
+from transformer.training.checkpoints.checkpoint import checkpoint_steps
+from transformer.training.checkpoints.untrusted import DamagedCheckpoint
 from workdir.lock import exclusive
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from transformer.errors import Recoverable
-from transformer.training.checkpoints.checkpoint import DamagedCheckpoint
+from transformer.training.checkpoints.untrusted import DamagedCheckpoint
 from transformer.training.extras.divergence import Diverged
 from workdir.recovery.damage import set_aside
 from workdir.recovery.rollback import roll_back

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,15 +15,9 @@ from typing import Any
 import jax
 from absl import logging
 
-from transformer.errors import Recoverable, UserError
-from transformer.training.checkpoints.checksums import (
-    arrays,
-    check_chunks,
-    check_files,
-    checksums,
-    compare,
-    some,
-)
+from transformer.errors import UserError
+from transformer.training.checkpoints.checksums import arrays, checksums, compare, some
+from transformer.training.checkpoints.untrusted import DamagedCheckpoint, check_chunks, untrusted
 from transformer.training.state import Params, State
 
 STATE = "default"
@@ -31,14 +25,6 @@ STATE = "default"
 
 Step = int | str
 """A checkpoint: a step, "latest" or "best"."""
-
-
-class DamagedCheckpoint(Recoverable):
-    """A checkpoint that cannot be read, or whose arrays are not those that were written."""
-
-    def __init__(self, path: str, why: object) -> None:
-        self.path = path
-        super().__init__(f"{path}: the checkpoint is damaged: {str(why).partition(chr(10))[0][:160]}")
 
 
 def trained_steps(directory: str | os.PathLike) -> int:
@@ -142,10 +128,9 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, in ascending order. Where they are written, all of them are
         checked first."""
-        written = sorted(self.written())
-        if self._write and written:
-            written = [step for step in written if step in self._manager.all_steps()]
-        return written
+        written = checkpoint_steps(self.directory)
+        known = self._manager.all_steps() if written and self._write else written
+        return sorted({*written} & {*known})
 
     def save(self, step: int, state: State, metrics: Mapping[str, float] | None = None) -> None:
         """Copies the state to the host and returns; writing continues in the background.
@@ -203,7 +188,7 @@ class Checkpoints:
 
     def stored(self, step: int) -> dict[str, Any]:
         """The fields of the state in a checkpoint, with descriptions in place of arrays."""
-        with self._reading(step) as path:
+        with untrusted(self._path(step)) as path:
             found = _load_orbax().PyTreeCheckpointHandler().metadata(path / STATE).tree
             check_chunks(found)
             return found
@@ -256,7 +241,7 @@ class Checkpoints:
 
     def _metrics(self, step: int) -> dict[str, Any]:
         """The metrics that a checkpoint was saved with; {}: none."""
-        with self._reading(step) as path:
+        with untrusted(self._path(step)) as path:
             return _values(path / "metrics" / "metrics")
 
     def _read(self, step: int, abstract: Any, stored: Any) -> Any:
@@ -272,7 +257,7 @@ class Checkpoints:
         orbax = _load_orbax()
         shardings = orbax.checkpoint_utils.construct_restore_args(abstract)
         args = orbax.args.PyTreeRestore(abstract, restore_args=shardings, partial_restore=True)
-        with self._reading(step) as path:
+        with untrusted(self._path(step)) as path:
             restored = orbax.PyTreeCheckpointHandler().restore(path / STATE, args=args)
             written = dict(_values(path / "_CHECKPOINT_METADATA").get("custom_metadata") or {})
             sums = dict(written.get("checksums", {}))
@@ -284,23 +269,6 @@ class Checkpoints:
 
     def _path(self, step: int) -> str:
         return os.path.join(self.directory, str(step))
-
-    @contextlib.contextmanager
-    def _reading(self, step: int) -> Iterator[Path]:
-        """The path of a checkpoint whose files are regular. Errors of reading are raised as errors of this
-        checkpoint; orbax has no class of its own for them."""
-        path = self._path(step)
-        try:
-            check_files(Path(path))
-            yield Path(path)
-        except PermissionError as error:
-            raise UserError(f"{error.filename or path}: cannot be read (permission denied)") from None
-        except (MemoryError, jax.errors.JaxRuntimeError):  # of this machine, not of the file
-            raise
-        except Exception as error:
-            if not os.path.isdir(path):
-                raise UserError(f"{path}: the checkpoint was deleted while it was read") from None
-            raise DamagedCheckpoint(path, error) from error
 
 
 def _params_in(stored: Mapping[str, Any]) -> tuple[str, Any]:

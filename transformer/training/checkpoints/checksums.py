@@ -1,13 +1,6 @@
-"""The arrays in a checkpoint by their paths, their checksums, and checks of a checkpoint that may be from
-anywhere before it is read.
+"""The arrays in a checkpoint by their paths, and their checksums."""
 
-TensorStore itself checks that no name leads out of the folder, and that no chunk unpacks into more than its
-size. It follows links, waits for pipes, and trusts the size of chunks that a checkpoint gives.
-"""
-
-import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -80,28 +73,3 @@ def some(items: list, limit: int = 6) -> str:
     """The first items of a list, and the number of the others."""
     shown = ", ".join(map(str, items[:limit]))
     return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"
-
-
-def check_files(step: Path) -> None:
-    """Checks the files of a checkpoint, which may be from elsewhere.
-
-    Raises:
-      ValueError: there are links, which may lead anywhere, or pipes.
-    """
-    for path in step.rglob("*"):  # which follows no links
-        if path.is_symlink():
-            raise ValueError(f"{path.relative_to(step)} is a link; copy what it names")
-        if path.exists() and not (path.is_file() or path.is_dir()):  # a run may delete it meanwhile
-            raise ValueError(f"{path.relative_to(step)} is not a file")
-
-
-def check_chunks(tree: Any) -> None:
-    """Raises `ValueError` if an array in orbax's description of a checkpoint has larger chunks than itself:
-    each chunk is unpacked whole, whatever is taken of it."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(
-        tree, is_leaf=lambda leaf: hasattr(leaf, "storage")
-    ):
-        chunks = getattr(getattr(leaf, "storage", None), "chunk_shape", None) or ()
-        if math.prod(chunks) > (most := math.prod(max(1, size) for size in leaf.shape)):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise ValueError(f"{name} has chunks of {math.prod(chunks):,} elements, and {most:,} itself")
