@@ -50,7 +50,7 @@ from absl import logging  # noqa: E402
 
 from commands import COMMANDS, MODES, NO_WORKDIR, find_command, place, text  # noqa: E402
 from commands.support import ending, help_page, misspellings  # noqa: E402
-from transformer import distributed  # noqa: E402
+from transformer import distributed, schedulers  # noqa: E402
 from transformer.errors import UserError  # noqa: E402
 from workdir.included import include  # noqa: E402
 
@@ -173,8 +173,8 @@ def prepare(flags: argparse.Namespace) -> None:
     logging.set_verbosity(logging.ERROR)  # hides the logs of TFDS and orbax
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
-    asked = bool(flags.coordinator) or distributed.are_several(os.environ)
-    if asked or distributed.has_tpu():
+    asked = bool(flags.coordinator) or schedulers.are_several(os.environ)
+    if asked or schedulers.has_tpu():
         from commands.support.rendezvous import connect_processes
 
         connect_processes(flags, certain=asked)

@@ -19,6 +19,7 @@ from transformer.evaluation.attention_weights import AttentionMap
 from transformer.evaluation.likelihood import WEIGHTS, likelihood_evaluator
 from transformer.evaluation.scoring import Row, Score, score_pairs
 from transformer.layers.measures import Measures
+from transformer.models.transforms.reduced import reduced
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Batches, Objective, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
@@ -202,9 +203,13 @@ class Experiment(Objective, ABC):
         """The tokens that end a generated text; (): only the tokenizer's end token."""
         return ()
 
+    decoding = ""
+    """The config group by which texts are written, `sample` or `generate`; "": none are."""
+
     def reduced(self, params: Params) -> Params:
         """The parameters as texts are decoded with them, in the type that the config says."""
-        return params
+        kind = vars(self.config)[self.decoding].weights if self.decoding else "float32"
+        return params if kind == "float32" else reduced(params, kind)
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0

@@ -26,7 +26,7 @@ from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.scoring import Row, tokens_and_prompt_length
 from transformer.layers.attention.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper
-from transformer.models.transforms.reduced import check_cache, reduced_by
+from transformer.models.transforms.reduced import check_cache
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Params
 from transformer.training.hooks import Hook
@@ -48,14 +48,15 @@ class LanguageModelingConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_row_length(self)
-        check_cache("sample.cache", self.sample.cache, self.model.has_attention)
+        if self.sample.cache != "auto":
+            check_cache("sample.cache", self.sample.cache, self.model.has_attention)
 
 
 class LanguageModeling(TextObjective):
     """A decoder trained on packed documents; the loss is -log p(token | those before it), in nats."""
 
     Config: type[LanguageModelingConfig] = LanguageModelingConfig
-    reduced = reduced_by("sample")
+    decoding = "sample"
     continues = True
     is_language_model = True
     counts_from_a_beginning = True

@@ -30,7 +30,7 @@ from transformer.evaluation.text.written_text import GenerateConfig, GenerationE
 from transformer.layers.attention.products import attention_products
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.models.recurrent import RecurrentConfig
-from transformer.models.transforms.reduced import check_cache, reduced_by
+from transformer.models.transforms.reduced import check_cache
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator, Hook
@@ -67,7 +67,7 @@ class SequenceToSequence(TextObjective):
     """An encoder-decoder trained on packed pairs; the loss is -log p(token | those before it, source)."""
 
     Config: type = SequenceToSequenceConfig
-    reduced = reduced_by("generate")
+    decoding = "generate"
 
     def __init__(self, config: SequenceToSequenceConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is that of the run folder; by default one is trained on the training text."""

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests import runs
-from transformer import distributed
+from transformer import schedulers
 
 PROGRAM = """
     import os, signal, sys
@@ -108,7 +108,7 @@ def test_a_process_that_waits_in_vain_for_another_says_so(number):
     ],
 )
 def test_what_says_that_there_are_others(environment, several):
-    assert distributed.are_several(environment) == several
+    assert schedulers.are_several(environment) == several
 
 
 def test_the_last_line_is_not_written_after_a_progress_bar():

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 ALLOWED = {
     "transformer.runtime": set(),
+    "transformer.schedulers": set(),
     "transformer.coordinators": {"transformer.errors"},
     "transformer.distributed": {"transformer.coordinators", "transformer.errors"},
     "transformer.requirements": {"transformer.runtime"},
@@ -119,6 +120,7 @@ ALLOWED = {
         "commands",
         "transformer.errors",
         "transformer.runtime",
+        "transformer.schedulers",
         "transformer.distributed",
         "transformer.requirements",
         "workdir.included",

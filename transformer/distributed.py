@@ -1,16 +1,14 @@
-"""The processes of a run on several hosts: whether there are others, their connection, and their end."""
+"""The processes of a run on several hosts: their connection, and their end."""
 
 import atexit
 import contextlib
-import glob
-import importlib.util
 import ipaddress
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,9 +16,6 @@ import numpy as np
 
 from transformer import coordinators
 from transformer.errors import UserError
-
-COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "MEGASCALE_NUM_SLICES")
-"""Environment variables with a number of processes or slices: of Slurm's `srun`, Open MPI, several slices."""
 
 MEET_SECONDS = 300
 """Seconds that a process waits for all others to connect."""
@@ -46,21 +41,6 @@ process cannot reach it, and so cannot say whether it has ended."""
 
 ENDING = threading.Event()
 """Set once this process has come to its own end, and listens to the others no more."""
-
-
-def are_several(environment: Mapping[str, str]) -> bool:
-    """Whether a scheduler started this process as one of several: by `COUNTS`, by several hosts in
-    TPU_WORKER_HOSTNAMES, or by JAX_COORDINATOR_ADDRESS."""
-    counts = [environment.get(name, "1") for name in COUNTS]
-    several_hosts = "," in environment.get("TPU_WORKER_HOSTNAMES", "")
-    return several_hosts or "JAX_COORDINATOR_ADDRESS" in environment or any(n != "1" for n in counts)
-
-
-def has_tpu() -> bool:
-    """Whether this machine has TPUs and their library. Whether it is one of several then only the metadata of
-    the cloud say, which JAX asks."""
-    chips = glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")
-    return bool(chips) and importlib.util.find_spec("libtpu") is not None
 
 
 def connect(

@@ -25,9 +25,9 @@ from commands.sweeps.spaces import Choices, Dimension, check_space, read_space
 from transformer.config import flatten, with_defaults
 from transformer.config_help import describe_keys
 from transformer.data.cache.disk_cache import digest
-from transformer.distributed import are_several
 from transformer.errors import UserError, first_line
 from transformer.safe_files import lock_file, no_link
+from transformer.schedulers import are_several
 from workdir.outputs import make_folder
 from workdir.provenance import shell
 

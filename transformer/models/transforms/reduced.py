@@ -49,16 +49,6 @@ def reduced(params: Any, kind: str) -> Any:
     return jax.tree.unflatten(tree, leaves)
 
 
-def reduced_by(group: str) -> Any:
-    """The method `Experiment.reduced` of an experiment with the key `weights` in a group of its config."""
-
-    def method(experiment: Any, params: Any) -> Any:
-        kind = getattr(experiment.config, group).weights
-        return params if kind == "float32" else reduced(params, kind)
-
-    return method
-
-
 def _axes(path: str, ndim: int) -> tuple[int, ...] | None:
     ends = (end for end, axes in SUMMED.items() if ndim >= -min(axes) and re.search(f"(^|[/_]){end}$", path))
     return next((SUMMED[end] for end in ends), None)
