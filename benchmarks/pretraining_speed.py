@@ -51,7 +51,7 @@ def ours(dtype: str):
     from flax import linen as nn
 
     from experiments.masked_lm import MaskedLanguageModeling
-    from transformer.models.heads import HeadConfig
+    from transformer.models.encoder import HeadConfig
     from transformer.models.masked_lm import MaskedLanguageModel
     from transformer.training.losses.token_losses import LossConfig
     from transformer.training.state import State

@@ -84,7 +84,7 @@ def evaluate(
     from commands.support.columns import as_source
     from commands.support.texts import check_files
     from transformer.config import flatten
-    from transformer.data.corpus import tally_lines
+    from transformer.data.division import tally_lines
     from transformer.run_folder import check_run_file
     from transformer.training.hooks import described, results
     from workdir.folder import stored_config

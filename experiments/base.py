@@ -123,7 +123,7 @@ class Experiment(Objective, ABC):
 
     def other_evaluators(self, put: Put, split: str) -> dict[str, Evaluator]:
         """The evaluators that `evaluate.also` names."""
-        return named_evaluators(self, put, split) if self.config.evaluate.others else {}
+        return named_evaluators(self, put, split) if self.config.evaluate.also else {}
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Further hooks, such as samples and plots."""
@@ -143,7 +143,7 @@ class Experiment(Objective, ABC):
         rows of this process; `order` are `shuffle` and `repeat` of `DataLoader`."""
         size = self.batch_size(**order)
         loader = self.data.loader(split, size, seed=self.config.seed, needed=rows_here(size), **order)
-        self.note_uncounted(loader.rows)
+        self.note("bytes", loader.rows.why)
         return loader
 
     def evaluation_loader(self, split: str) -> Any:
@@ -166,20 +166,12 @@ class Experiment(Objective, ABC):
             for name, each in rows.items()
         }
 
-    def note_uncounted(self, rows: Any) -> None:
-        """Prints a note if bits per byte cannot be computed for the rows."""
-        if rows.why:
-            self.note("bytes", rows.why)
-
     def note(self, kind: str, text: str) -> None:
-        """Prints a note on standard error; only the first of each kind."""
-        if kind not in self._noted and jax.process_index() == 0:
+        """Prints a note on standard error, unless it is ""; only the first of each kind."""
+        noted = vars(self).setdefault("_noted", set())
+        if text and kind not in noted and jax.process_index() == 0:
             tqdm.write(text, file=sys.stderr)  # above a progress bar
-        self._noted.add(kind)
-
-    @functools.cached_property
-    def _noted(self) -> set[str]:
-        return set()
+            noted.add(kind)
 
     # What commands ask of a trained model.
 

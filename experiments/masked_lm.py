@@ -18,7 +18,7 @@ from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.embeddings import states_of
 from transformer.layers.attention.products import attention_products
-from transformer.models.heads import HeadConfig
+from transformer.models.encoder import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.training.experiment import Batch, Params
 from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token

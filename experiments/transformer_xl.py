@@ -85,7 +85,7 @@ class SegmentRecurrence(LanguageModeling):
         """
         size, repeat = self.batch_size(**order), order.get("repeat", False)
         rows = self.data.rows(split)
-        self.note_uncounted(rows)
+        self.note("bytes", rows.why)
         ahead = self.config.model.num_layers * -(-self._memory // self.config.data.sequence_length)
         return DataLoader(
             StreamRows(rows, size, 0 if repeat else ahead),

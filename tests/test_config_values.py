@@ -7,7 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from transformer.config import from_values, idle_keys, refuse_idle, to_values
+from experiments import EXPERIMENTS, find_experiment
+from transformer.config import Bounded, from_values, idle_keys, refuse_idle, to_values
 from transformer.config_help import Key, describe_keys
 from transformer.errors import UserError
 
@@ -173,6 +174,34 @@ def test_a_key_without_a_default_may_not_be_missing():
         del given[key]
         with pytest.raises(UserError, match=rf"^config\.{missing}: missing key; expected "):
             from_values(Root, given)
+
+
+def test_a_subclass_checks_what_its_base_classes_check():
+    def below(cls):
+        return {cls, *(each for sub in cls.__subclasses__() for each in below(sub))}
+
+    for cls in map(find_experiment, EXPERIMENTS):  # imports all config classes
+        assert issubclass(cls.Config, Bounded)
+    for cls in (cls for cls in below(Bounded) if not cls.__module__.startswith("tests.")):
+        assert cls.checks.keys() <= {field.name for field in dataclasses.fields(cls)}, cls
+        for base in cls.__mro__[1:]:
+            checks = getattr(base, "checks", {})
+            assert checks.keys() <= cls.checks.keys(), (cls, base)
+
+
+def test_a_combination_is_checked_where_a_key_was_changed():
+    checked = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Pair(Bounded):
+        few: int = 1
+        many: list = dataclasses.field(default_factory=lambda: [1])
+
+    Pair.checks = {name: lambda pair, name=name: checked.append(name) for name in ("few", "many")}
+    Pair(), Pair(1, [1])
+    assert checked == []
+    Pair(2), Pair(many=[])
+    assert checked == ["few", "many"]
 
 
 def test_a_key_that_does_nothing_is_refused_where_it_is_not_left_alone():

@@ -20,8 +20,8 @@ from configs.papers import (
 )
 from transformer.config import from_values
 from transformer.models.decoder import DecoderConfig
+from transformer.models.encoder import HeadConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
-from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 
 

@@ -1,6 +1,7 @@
 """Conditions that stand beside a key of a config class: with which values of other keys it has an effect."""
 
 import dataclasses
+import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -9,12 +10,13 @@ from typing import Any, ClassVar
 class Condition:
     """That a key has an effect only where another key, or a property of the config, `on`, has one of `values`
     (with `but`: none of them), or is set if there are no values. Elsewhere a new run must leave the key at
-    its default. `reason` says in other words why a key has no effect."""
+    its default if it is `refused`. `reason` says in other words why a key has no effect."""
 
     on: str
     values: Collection[Any] = ()
     but: bool = False
     reason: str = ""
+    refused: bool = True
 
     strict: ClassVar[bool] = False
 
@@ -24,7 +26,7 @@ class Condition:
 
     def why(self, value: Any) -> str:
         """Why the key has no effect with this value of the other."""
-        return self.reason or f"with {self.on} {value!r}"
+        return self.reason or f"with {self.on} {value!r}" if self.refused else ""
 
     @property
     def expected(self) -> str:
@@ -47,21 +49,23 @@ def unless(on: str, *values: Any, reason: str = "") -> Condition:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FieldOf:
-    """That a key is the `field` of some members of a `family`, the classes that the key `on` names. With
-    another member it has no effect; where `strict`, a config class refuses any value but the default."""
+    """That a key is the `field` of some members of a `family`, the classes or functions that the key `on`
+    names. With another member it has no effect; where `strict`, a config class refuses any value but the
+    default, and otherwise a new run does, if it is `refused`."""
 
     on: str
     family: Mapping[str, Any]
     field: str
     strict: bool = True
+    refused: bool = True
 
     def holds(self, value: str) -> bool:
         """Whether this member has the field."""
-        return self.field in getattr(self.family[value], "__dataclass_fields__", ())
+        return self.field in inspect.signature(self.family[value]).parameters
 
     def why(self, value: str) -> str:
         """That this member does not have the field, and which ones have it."""
-        return f"with {self.on} {value!r}; only {self._having} has it"
+        return f"with {self.on} {value!r}; only {self._having} has it" if self.refused else ""
 
     @property
     def expected(self) -> str:

@@ -17,8 +17,8 @@ import json
 import math
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from transformer.conditions import Condition, FieldOf
 from transformer.errors import UnknownMember, UserError, suggest
@@ -92,13 +92,17 @@ PositiveFraction = Annotated[float, Bound("a fraction in (0, 1]", 0, 1, without=
 
 
 class Bounded:
-    """Base class of config classes, which checks the bounds of fields and whose they are.
-
-    Subclasses check combinations of keys in their own `__post_init__`, after calling this one.
+    """Base class of config classes, which checks the bounds of fields, whose they are, and combinations.
 
     Raises:
-      UserError: a value out of bounds, or of a field that a member of a family does not have.
+      UserError: a value out of bounds, of a field that a member of a family does not have, or not possible
+        together with others.
     """
+
+    checks: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    """Key -> what checks its combinations with others, where it does not have its default; a subclass adds
+    its own to those of its base class. What concerns all values is checked in `__post_init__`, after this
+    one."""
 
     def __post_init__(self) -> None:
         for name, bound in bounds_of(type(self)).items():
@@ -106,13 +110,21 @@ class Bounded:
             if not bound.holds(value):
                 raise bound.error(f"{name}: {value!r}; expected {bound.expected}")
         for name, why in without_effect(self, strict=True).items():
-            if getattr(self, name) != self.__dataclass_fields__[name].default:  # type: ignore[attr-defined]
+            if is_changed(self, name):
                 raise UserError(f"{name}: {getattr(self, name)!r} {why}")
+        for name, check in self.checks.items():
+            if is_changed(self, name):
+                check(self)
 
     def idle(self) -> dict[str, str]:
         """The keys that have no effect with the values of others: {key: "with ..."}. With the reason "" a key
         may have any value."""
         return without_effect(self)
+
+
+def is_changed(config: Any, name: str) -> bool:
+    """Whether a field does not have its default."""
+    return getattr(config, name) != default_of(config.__dataclass_fields__[name])
 
 
 def without_effect(config: Any, strict: bool = False) -> dict[str, str]:

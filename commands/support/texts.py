@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from commands.support.columns import look_for_columns, named_source
-from transformer.data.corpus import tally_lines
+from transformer.data.division import tally_lines
 from transformer.data.sources.packed_files import PACKED, SAMPLE, WINDOWS, reading, refuse_binary
 from transformer.errors import UserError
 

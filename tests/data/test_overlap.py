@@ -15,7 +15,8 @@ from transformer.data.images.images import ImageData, ImageDataConfig
 from transformer.data.overlap import check_overlap, overlap_lines, shared
 from transformer.data.pairs.text_pairs import PairData, PairDataConfig
 from transformer.data.sources import SOURCES, open_source
-from transformer.data.sources.base import SPLITS, before_answer
+from transformer.data.sources.base import SPLITS
+from transformer.data.sources.options import before_answer
 from transformer.data.text.packed_text import TextData, TextDataConfig
 from transformer.errors import UserError
 

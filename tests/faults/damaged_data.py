@@ -25,7 +25,7 @@ from tests.data.documents import Texts
 from transformer.data.cache.token_cache import TokenCache
 from transformer.data.images.image_sources import ImageFolder
 from transformer.data.sources import open_source
-from transformer.data.sources.base import Options
+from transformer.data.sources.options import Options
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 

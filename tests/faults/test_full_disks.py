@@ -27,7 +27,8 @@ from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.checkpoints.resilience import FolderIdentity, ResilientCheckpoints
 from transformer.training.checkpoints.storage import AppendFile
 from transformer.training.hooks import Hook, Samples
-from transformer.training.logging.writers import MetricsFile, RetryingWriter, make_writers
+from transformer.training.logging.retrying_writer import RetryingWriter
+from transformer.training.logging.writers import MetricsFile, make_writers
 
 # Orbax leaves tasks whose errors no one reads.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -17,8 +17,7 @@ from transformer.interop.families import bert, modernbert, vit
 from transformer.interop.hub_folder import family_for
 from transformer.interop.tensors import open_tensors, write_tensors
 from transformer.interop.transfer import load, outputs
-from transformer.models.encoder import TextEncoder
-from transformer.models.heads import HeadConfig
+from transformer.models.encoder import HeadConfig, TextEncoder
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -15,8 +15,8 @@ from transformer.config import OneOf, bounds_of
 from transformer.errors import UserError
 from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.models.decoder import DecoderConfig
+from transformer.models.encoder import HeadConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
-from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.models.model_config import ModelConfig
 from transformer.models.recurrent import RecurrentConfig

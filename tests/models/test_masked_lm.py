@@ -14,7 +14,7 @@ from tests.layers.numpy_attention import linear
 from tests.models.numpy_decoder import exact, gelu, gelu_exact, norm
 from tests.models.test_classifier import row_of
 from tests.parameters import random_params
-from transformer.models.heads import HeadConfig
+from transformer.models.encoder import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.training import parallel
 from transformer.training.losses.token_losses import LossConfig

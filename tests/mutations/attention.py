@@ -38,10 +38,10 @@ EDITS = {
     "transformer/layers/attention/masks.py": (
         f"tests/layers/attention/test_masks.py {VARIANTS}",
         {
-            "not_itself": ("allowed &= j <= i", "allowed &= j < i"),
+            "not_itself": ("allowed = j <= i", "allowed = j < i"),
             "documents_count_on": ("if positions_bt is None and segments_bt is not None:", "if False:"),
             "later_documents_begin_late": ("begins_bt = jnp.where(", "begins_bt = 1 + jnp.where("),
-            "one_future_key": ("allowed &= j <= i", "allowed &= j <= i + 1"),
+            "one_future_key": ("allowed = j <= i", "allowed = j <= i + 1"),
             "earlier_documents": (
                 "queries(self.query_segments_bt) == keys(self.key_segments_bs)",
                 "queries(self.query_segments_bt) >= keys(self.key_segments_bs)",

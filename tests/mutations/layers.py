@@ -18,13 +18,13 @@ EDITS = {
     "transformer/layers/attention/attention.py": (
         "tests/test_registered.py",
         {
-            "own_weights_only_shown": ("if self._weighs or (self", "if (self"),
+            "own_weights_only_shown": ("if sows or type(self).weights", "if sows and type(self).weights"),
             "a_softmax_for_all": ("return_weights=True, weigh=self.weights, **", "return_weights=True, **"),
-            "own_weights_in_any_kernel": (
-                'not in ("auto", "reference")',
-                'not in ("auto", "reference", "blockwise")',
-            ),
         },
+    ),
+    "transformer/models/stack_checks.py": (
+        "tests/test_registered.py",
+        {"own_weights_in_any_kernel": ('weighs and c.kernel != "reference"', "False")},
     ),
     "transformer/layers/quantized.py": (
         "tests/layers/test_quantized.py",

@@ -96,17 +96,12 @@ EDITS = {
             ),
         },
     ),
-    "transformer/models/heads.py": (
-        "tests/models/test_masked_lm.py tests/models/test_classifier.py",
+    "transformer/models/encoder.py": (
+        "tests/models/test_encoder.py tests/models/test_masked_lm.py tests/models/test_classifier.py",
         {
             "no_activation": ("norm(ACTIVATIONS[self.head_activation](linear(x)))", "norm(linear(x))"),
             "one_activation": ("ACTIVATIONS[self.head_activation]", 'ACTIVATIONS["gelu"]'),
             "always_a_bias": ("use_bias=self.head_bias", "use_bias=True"),
-        },
-    ),
-    "transformer/models/encoder.py": (
-        "tests/models/test_encoder.py",
-        {
             "types_of_one_kind": ("None if self.config.token_type_bias else types_bt", "types_bt"),
             "no_shared_type": (
                 "self.num_token_types > 1 or self.token_type_bias",

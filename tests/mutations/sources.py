@@ -1,10 +1,16 @@
 """Mutations of `transformer/data/sources`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
-    "transformer/data/sources/base.py": (
+    "transformer/data/sources/options.py": (
         "tests/data/test_overlap.py tests/data/sources/test_blocks.py",
         {
             "split_by_answers": ("return value if self.split_by else before_answer(value)", "return value"),
+            "greetings_are_answers": ("if i > asked and role", "if role"),
+        },
+    ),
+    "transformer/data/sources/record_splits.py": (
+        "tests/data/test_overlap.py tests/data/sources/test_blocks.py",
+        {
             "digits_from_the_end": (">u2", "<u2"),
             "answers_decide": ("WRITE(deciding(value))).strip()", "WRITE(value)).strip()"),
             "space_decides": ("WRITE(deciding(value))).strip()", "WRITE(deciding(value)))"),
@@ -12,7 +18,6 @@ EDITS = {
                 'key.encode("utf-8", "surrogatepass")',
                 'key.encode("utf-8", "replace")',
             ),
-            "greetings_are_answers": ("if i > asked and role", "if role"),
         },
     ),
     "transformer/data/sources/columnar.py": (

@@ -1,13 +1,13 @@
 """The base class of the data of a run: sources, tokenizer, and batches of rows."""
 
+import functools
 import itertools
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from tqdm import tqdm
@@ -15,11 +15,12 @@ from tqdm import tqdm
 from transformer.config import Bounded, Fraction, Nonnegative, Place
 from transformer.data.cache.disk_cache import build_once, data_folder, digest, load_values
 from transformer.data.cache.token_cache import BAR, TokenCache
+from transformer.data.division import divided_line, of_all_splits, tally_lines
 from transformer.data.loader import DataLoader, Rows
 from transformer.data.overlap import Hashed, hashed, overlap_lines
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources import SOURCES, Source, open_source
-from transformer.data.sources.base import KEPT, SPLITS, split_and_source
+from transformer.data.sources.base import SPLITS, split_and_source
 from transformer.data.tokenization.tokenizer_kinds import TokenizerKind
 from transformer.data.tokenization.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UnknownMember, UserError
@@ -42,16 +43,22 @@ class CorpusConfig(Bounded):
     cache_dir: Place = ""  # folder of prepared and tokenised data; "": the user's cache
     workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for key in ("source", "validation_source"):
-            value = getattr(self, key)
-            if (key == "source" or value) and value.partition(":")[0] not in SOURCES:
-                raise UnknownMember(f"{key}: {value!r}; {suggest_kind(value, SOURCES)}")
+    def _check_source(self, key: str = "source") -> None:
+        if (value := getattr(self, key)).partition(":")[0] not in SOURCES:
+            raise UnknownMember(f"{key}: {value!r}; {suggest_kind(value, SOURCES)}")
+
+    def _check_size(self) -> None:
         kind = TOKENIZERS.get(self.tokenizer)
         if kind and self.vocab_size < kind.least_size:
             needs = f"{self.tokenizer} needs at least {kind.least_size}: {kind.needs}"
             raise UserError(f"vocab_size: {self.vocab_size}; {needs}, and the end")
+
+    checks: ClassVar = {
+        "source": _check_source,
+        "validation_source": functools.partial(_check_source, key="validation_source"),
+        "tokenizer": _check_size,
+        "vocab_size": _check_size,
+    }
 
     def idle(self) -> dict[str, str]:
         """See `Bounded`."""
@@ -257,37 +264,6 @@ class Corpus(SplitData):
             Tokenizer.train(name, bar, size, **changes).save(new / "tokenizer.json")
 
         return Tokenizer.load(build_once(self.folder / "tokenizers" / key, build) / "tokenizer.json")
-
-
-def divided_line(counts: Sequence[int] | None, what: str = "data.source") -> list[str]:
-    """A line on the size of each split of `what`: numbers of records, or without `counts` shares of the
-    text."""
-    if counts is None:
-        train, validation, test = (f"{high - low:.0%}" for low, high in SPLITS.values())
-    else:
-        train, validation, test = map("{:,}".format, counts)
-    unit = "of its text" if counts is None else "records"
-    return [
-        f"{what} comes without splits: {train} {unit} to train on, {validation} for validation, {test} "
-        "for --mode=evaluate --split=test; with data.validation_source all is trained on"
-    ]
-
-
-def tally_lines(tallies: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """A line for each tally (`transformer.data.sources.base.tallied`) on what is kept and left out."""
-    lines = []
-    for name, tally in tallies.items():
-        counts = [f"{count:,} {what}" for what, count in tally.items() if what in KEPT]
-        if reasons := {reason: count for reason, count in tally.items() if reason not in KEPT}:
-            listed = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.items())
-            counts.append(f"{sum(reasons.values()):,} left out ({listed})")
-        lines.append(f"{name}: {', '.join(counts)}")
-    return lines
-
-
-def of_all_splits(name: str) -> str:
-    """The name of a source without that of its split."""
-    return re.sub(rf" \(({'|'.join(SPLITS)})\)$", "", name)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from transformer.data.corpus import Corpus, tally_lines
+from transformer.data.corpus import Corpus
+from transformer.data.division import tally_lines
 
 
 class PackedCorpus(Corpus):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +34,11 @@ class DecodingConfig(Bounded):
     weights: Literal["float32", "bfloat16", "int8", "float8"] = "float32"
     cache: Literal["auto", "int8"] = "auto"  # type of cached keys and values; auto: model.dtype
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_stop(self) -> None:
         if "" in self.stop:
             raise UserError("stop: ''; expected strings of at least one character")
+
+    checks: ClassVar = {"stop": _check_stop}
 
     @property
     def options(self) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.config import Rate
+from transformer.conditions import Condition
+from transformer.config import OneOf, Rate
+from transformer.layers.feed_forward import ACTIVATIONS
 from transformer.layers.linear import Linear
-from transformer.models.encoder import TextEncoder
-from transformer.models.heads import HeadConfig
+from transformer.models.encoder import HeadConfig, TextEncoder
 
 
 def first_of(x_td: jax.Array, segments_t: jax.Array, k: int) -> jax.Array:
@@ -47,6 +48,9 @@ def pool(kind: str, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Arr
     return jax.vmap(lambda x_td, segments_t: POOLINGS[kind](x_td, segments_t, k))(x_btd, segments_bt)
 
 
+of_masked_lm = Condition("hidden_kind", ("masked_lm",), refused=False)
+
+
 @dataclass(frozen=True)
 class ClassifierConfig(HeadConfig):
     """The config of a text classifier."""
@@ -58,17 +62,14 @@ class ClassifierConfig(HeadConfig):
     # layer before the classes: BERT's pooler (tanh) or masked_lm's hidden one; auto: tanh with pooling cls
     pooler: Literal["auto", "none", "tanh", "masked_lm"] = "auto"
     head_dropout: Rate = 0.0  # dropout rate before the classification head
+    # activation and bias of masked_lm's hidden layer, which a run inherits with or without this layer
+    head_activation: Annotated[str, OneOf(ACTIVATIONS), of_masked_lm] = "gelu"
+    head_bias: Annotated[bool, of_masked_lm] = True
 
     @property
     def hidden_kind(self) -> str:
         """`pooler`, where it is "auto" what that stands for."""
         return self.pooler if self.pooler != "auto" else "tanh" if self.pooling == "cls" else "none"
-
-    def idle(self) -> dict[str, str]:
-        """See `Bounded`; keys of a hidden layer that there is not may be those of
-        pre-training, which are inherited."""
-        inherited = () if self.hidden_kind == "masked_lm" else ("head_activation", "head_bias")
-        return super().idle() | dict.fromkeys(inherited, "")
 
 
 class ClassifierHead(nn.Module):

@@ -34,6 +34,7 @@ from transformer.layers.remat import REMAT
 from transformer.layers.stack import Stack
 from transformer.models import stack_builder
 from transformer.models.model_config import ModelConfig
+from transformer.models.stack_checks import CHECKS
 
 OF_ALL_LAYERS = (
     *("d_model", "num_layers", "layers", "layer_kinds", "scan_layers", "skips", "remat", "dtype"),
@@ -51,6 +52,7 @@ of_position = functools.partial(FieldOf, "position", POSITIONS)
 class StackConfig(ModelConfig):
     """The config of a stack of blocks."""
 
+    checks: ClassVar = CHECKS
     own: ClassVar[tuple[str, ...]] = (
         *("embedding_dropout", "attention_dropout", "dropout", "dtype", "kernel", "scan_layers", "remat"),
         *("lora_rank", "lora_alpha", "lora_layers"),
@@ -157,7 +159,7 @@ class StackConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        stack_builder.check(self)
+        stack_builder.check_mixer(self)
 
     @functools.cached_property
     def kinds(self) -> dict[str, "StackConfig"]:

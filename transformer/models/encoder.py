@@ -1,16 +1,18 @@
-"""The Transformer encoder: bidirectional attention over a sequence."""
+"""The Transformer encoder: bidirectional attention over a sequence; and the configs of encoders and heads."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.config import Positive
+from transformer.config import OneOf, Positive
 from transformer.errors import UserError
 from transformer.layers.attention.masks import Mask
 from transformer.layers.embedding import Part, whole
+from transformer.layers.feed_forward import ACTIVATIONS
+from transformer.layers.linear import Linear
 from transformer.models.decoder_config import StackConfig, TextConfig
 
 
@@ -31,6 +33,23 @@ class EncoderConfig(TextConfig):
     def has_types(self) -> bool:
         """Whether there are embeddings of token types."""
         return self.num_token_types > 1 or self.token_type_bias
+
+
+@dataclass(frozen=True)
+class HeadConfig(EncoderConfig):
+    """The config of an encoder with BERT's head of masked language modelling, Norm(act(x W + b)) E + c."""
+
+    head_activation: Annotated[str, OneOf(ACTIVATIONS)] = "gelu"  # of the hidden layer of the head
+    head_bias: bool = True  # a bias in the hidden layer of the head
+
+    def hidden_layer(self) -> tuple[Linear, nn.Module]:
+        """The modules of `hidden`: W with b, and the norm."""
+        linear = Linear((self.d_model,), ("embed", "mlp"), use_bias=self.head_bias, dtype=self.dtype)
+        return linear, self.normalization()
+
+    def hidden(self, linear: nn.Module, norm: nn.Module, x: jax.Array) -> jax.Array:
+        """Norm(act(x W + b)), (..., d) -> (..., d)."""
+        return norm(ACTIVATIONS[self.head_activation](linear(x)))
 
 
 class Encoder(nn.Module):

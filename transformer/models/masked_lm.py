@@ -8,8 +8,7 @@ from flax import linen as nn
 
 from transformer.layers.embedding import Part, mask_padding, output_bias, whole
 from transformer.models.classifier import ClassifierHead, Pooler, pool
-from transformer.models.encoder import TextEncoder
-from transformer.models.heads import HeadConfig
+from transformer.models.encoder import HeadConfig, TextEncoder
 
 
 class MaskedLanguageModel(nn.Module):

@@ -5,7 +5,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformer.config import default_of
+from transformer.conditions import FieldOf
+from transformer.config import marks_of
 from transformer.errors import UserError
 from transformer.layers.attention.patterns import PATTERNS, Blocks, Pattern
 from transformer.layers.attention.positions import POSITIONS, Position
@@ -73,12 +74,15 @@ def make_block(c: Any, num_layers: int, cross: bool, causal: bool) -> Block:
     """A block of a stack of `num_layers`."""
     # The n blocks of m sublayers add n m terms to the residual stream. Except with post-norm each has an
     # initial variance divided by n m, so that their sum has the scale of one term (Radford et al. 2019).
-    make = FEED_FORWARDS[c.feed_forward]
+    make: Any = FEED_FORWARDS[c.feed_forward]
     scale = 1.0 if c.norm_placement == "post" else 1.0 / (num_layers * (1 + cross + (make is not None)))
+    options = {"d_ff": c.d_ff, "use_bias": c.use_bias, "dtype": c.dtype, "output_scale": scale}
+    if make and c.num_experts:
+        make, options = _experts(c, functools.partial(make, **options)), {}
     return Block(
         mixer=make_mixer(c, c.mixer, causal=causal, output_scale=scale),
         cross_attention=_cross_attention(c, causal, scale) if cross else None,
-        feed_forward=make and _feed_forward(c, make, scale),
+        feed_forward=make and make(**options, parent=None),
         norm=c.normalization,
         placement=c.norm_placement,
         dropout=c.dropout,
@@ -88,14 +92,11 @@ def make_block(c: Any, num_layers: int, cross: bool, causal: bool) -> Block:
     )
 
 
-def _feed_forward(c: Any, make: Any, output_scale: float) -> Any:
-    options = {"d_ff": c.d_ff, "use_bias": c.use_bias, "dtype": c.dtype, "output_scale": output_scale}
-    if not c.num_experts:
-        return make(**options, parent=None)
+def _experts(c: Any, network: Callable[..., Any]) -> Callable[..., Any]:
     from transformer.layers.variants.experts import Experts
 
-    network = functools.partial(make, **options)
-    return Experts(network, c.num_experts, c.experts_per_token, c.capacity_factor, parent=None)
+    sizes = c.num_experts, c.experts_per_token, c.capacity_factor
+    return functools.partial(Experts, network, *sizes)
 
 
 def _cross_attention(c: Any, causal: bool, output_scale: float) -> Any:
@@ -132,20 +133,11 @@ def _pattern(c: Any) -> Pattern:
 
 def make_position(c: Any, causal: bool, **module: Any) -> Position:
     """The position encoding, for causal attention if `causal`."""
-    values = {
-        "base": c.position_base,
-        "max_length": c.max_length,
-        "head_dim": c.key_width,
-        "scaling": c.position_scaling,
-        "scaling_factor": c.position_factor,
-        "original_length": c.position_original_length,
-        "fraction": c.position_fraction,
-        "offset": c.position_offset,
-        "causal": causal,
-        "rms": c.added_rms,
-    }
-    sizes = {"max_distance": c.position_distance, "num_buckets": c.position_buckets}
-    values |= {name: size for name, size in sizes.items() if size}  # 0: that of the encoding
+    cls: Any = type(c)
+    keys = {mark.field: key for key, mark in marks_of(cls, (FieldOf,)) if mark.on == "position"}
+    values = {name: getattr(c, key) for name, key in keys.items() if getattr(c, key)}  # 0: its own default
+    values |= {"max_length": c.max_length, "scaling_factor": c.position_factor, "rms": c.added_rms}
+    values |= {"head_dim": c.key_width, "causal": causal}
     return _build(POSITIONS[c.position], values, **module)
 
 
@@ -154,98 +146,24 @@ def _build(kind: Any, values: Mapping[str, Any], **module: Any) -> Any:
     return kind(**{key: value for key, value in values.items() if key in kind.__dataclass_fields__}, **module)
 
 
-def check(c: Any) -> None:
-    """Raises `UserError` for values of a `StackConfig` of which there are no blocks."""
-    if c.head_dim == 0 and c.d_model % c.num_heads:
-        why = f"not divisible by num_heads {c.num_heads}; set head_dim > 0"
-        raise UserError(f"d_model: {c.d_model} is {why}")
-    if POSITIONS[c.position].of_head_width:
-        _check_heads(c)
-    for key, check_key in CHECKS.items():
-        if getattr(c, key) != default_of(c.__dataclass_fields__[key]):
-            check_key(c)
+def check_mixer(c: Any) -> None:
+    """Raises `UserError` for values of a `StackConfig` of which there is no mixer."""
     width = make_mixer(c, c.mixer, causal=False, output_scale=1.0).rotary_width
     if round(width * c.position_fraction, 6) % 2 and POSITIONS[c.position].has("rotate"):
         raise UserError(_odd(c, width))
+
+
+def check_width(c: Any) -> None:
+    """Raises `UserError` for a width that does not divide among the heads."""
+    if c.head_dim == 0 and c.d_model % c.num_heads:
+        why = f"not divisible by num_heads {c.num_heads}; set head_dim > 0"
+        raise UserError(f"d_model: {c.d_model} is {why}")
 
 
 def check_layers(c: Any, num_layers: int = 0) -> None:
     """Raises `UserError` for more layers (0: those of the config) than can be traced one by one."""
     if (number := num_layers or c.num_layers) > UNROLLED and not c.scan_layers:
         raise UserError(f"num_layers: {number}; expected at most {UNROLLED:,}, or scan_layers=True")
-
-
-def _check_groups(c: Any) -> None:
-    if c.num_heads % (c.num_kv_heads or 1):
-        raise UserError(f"num_kv_heads: {c.num_kv_heads} does not divide num_heads {c.num_heads}")
-
-
-def _check_scaling(c: Any) -> None:
-    if c.position_factor < 1 or (c.position_factor > 1) != (c.position_scaling != "none"):
-        given = f"position_factor: {c.position_factor} with position_scaling {c.position_scaling!r}"
-        raise UserError(f"{given}; expected 1 without scaling, and more than 1 with it")
-
-
-def _check_experts(c: Any) -> None:
-    if c.num_experts < c.experts_per_token:
-        raise UserError(f"experts_per_token: {c.experts_per_token}; num_experts is {c.num_experts}")
-
-
-def _check_norm(c: Any) -> None:
-    if c.norm_placement == "post" and not c.attention_norm:
-        raise UserError("attention_norm: False with norm_placement 'post'; expected 'pre' or 'sandwich'")
-
-
-def _check_kinds(c: Any) -> None:
-    from transformer.models.transforms.layer_kinds import check_kinds
-
-    check_kinds(c)
-
-
-def _check_widths(c: Any) -> None:
-    from transformer.models.transforms.mup import check_widths
-
-    check_widths(c)
-
-
-def _check_adapters(c: Any) -> None:
-    from transformer.models.transforms.lora import check_adapters
-
-    check_adapters(c)
-
-
-def _check_heads(c: Any) -> None:
-    """Of an encoding with vectors of the width of a head."""
-    if c.attention_scale:
-        given = f"attention_scale: {c.attention_scale} with position {c.position!r}"
-        raise UserError(f"{given}, which scales its own scores; expected 0")
-    if not MIXERS[c.mixer].heads_of_width:
-        having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
-        given = f"position: {c.position!r} with mixer {c.mixer!r}"
-        raise UserError(f"{given}; only {', '.join(map(repr, having))} has it")
-
-
-def _check_shared_position(c: Any) -> None:
-    if not any(POSITIONS[kind.position].per_layer for kind in c.kinds.values()):
-        having = ", ".join(repr(name) for name, kind in POSITIONS.items() if kind.per_layer)
-        given = f"share_position: true with position {c.position!r}"
-        raise UserError(f"{given}; only {having} learns in each layer")
-
-
-CHECKS: dict[str, Callable[[Any], None]] = {
-    "num_layers": check_layers,
-    "num_kv_heads": _check_groups,
-    "position_factor": _check_scaling,
-    "position_scaling": _check_scaling,
-    "num_experts": _check_experts,
-    "attention_norm": _check_norm,
-    "layers": _check_kinds,
-    "layer_kinds": _check_kinds,
-    "parametrization": _check_widths,
-    "lora_rank": _check_adapters,
-    "share_position": _check_shared_position,
-}
-"""Key -> what checks its combinations with others where it does not have its default."""
 
 
 def _odd(c: Any, width: int) -> str:

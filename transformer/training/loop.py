@@ -11,7 +11,8 @@ from transformer.training.callbacks import StepCallbacks
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.checkpoints.resilience import ResilientCheckpoints
 from transformer.training.hooks import SaveCheckpoint
-from transformer.training.logging.writers import Progress, RetryingWriter, Writer
+from transformer.training.logging.retrying_writer import RetryingWriter
+from transformer.training.logging.writers import Progress, Writer
 from transformer.training.metrics import Meter, Sum
 from transformer.training.signals import StopRequest
 from transformer.training.state import State

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import numpy as np
@@ -79,13 +79,14 @@ class MeshConfig(Bounded):
     expert: Size = 1  # expert parallelism: devices that shard experts and batch
     slice: Slices = 0  # data parallelism over slices of TPUs; 0: as many as there are
 
-    def __post_init__(self):
-        super().__post_init__()
+    def _check_unset(self) -> None:
         unset = [axis for axis in AXES if getattr(self, axis) == -1]
         if len(unset) > 1:
             raise UserError(
                 f"{unset[1]}: -1, but {unset[0]} is -1 too; only one axis can take the remaining devices"
             )
+
+    checks: ClassVar = dict.fromkeys(AXES, _check_unset)
 
 
 @dataclasses.dataclass(frozen=True)

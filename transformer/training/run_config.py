@@ -52,14 +52,6 @@ class TrainConfig(Bounded):
     profile_steps: Nonnegative = 0  # steps to profile; 0: off
     writers: str = "jsonl,tensorboard"  # comma-separated keys of WRITERS; "": none
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        names_of(self.writers)
-        if self.average_last > 1:
-            self._check_average()
-        if self.keep_best:
-            self._check_best()
-
     def _check_average(self) -> None:
         if self.average_last > self.keep_last:
             raise UserError(
@@ -75,6 +67,12 @@ class TrainConfig(Bounded):
                 f"{self.checkpoint_every} is not a multiple of evaluate_every {self.evaluate_every}"
             )
 
+    checks: ClassVar = {
+        "average_last": _check_average,
+        "keep_best": _check_best,
+        "writers": lambda config: names_of(config.writers),
+    }
+
 
 TAKEN = ("train", "eval", "generate", "answer")
 """Prefixes of metrics that are taken, and cannot name a set."""
@@ -89,23 +87,20 @@ class EvaluateConfig(Bounded):
     # further data sets by name: sets.wiki=text:GLOB
     sets: Annotated[Mapping[str, str], OnThisSystem()] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_sets(self) -> None:
         for name, source in self.sets.items():
-            _check_set(name, source)
+            if not name.isidentifier() or name in TAKEN:
+                expected = f"a name of letters, digits and _, and none of {', '.join(TAKEN)}"
+                raise UserError(f"sets: {name!r} names a set; expected {expected}")
+            if not source:
+                raise UserError(f"sets.{name}: {source!r}; expected a source, as data.source is given")
+
+    checks: ClassVar = {"sets": _check_sets}
 
     @property
     def others(self) -> list[str]:
         """The names in `also`."""
         return [name.strip() for name in self.also.split(",") if name.strip()]
-
-
-def _check_set(name: str, source: str) -> None:
-    if not name.isidentifier() or name in TAKEN:
-        expected = f"a name of letters, digits and _, and none of {', '.join(TAKEN)}"
-        raise UserError(f"sets: {name!r} names a set; expected {expected}")
-    if not source:
-        raise UserError(f"sets.{name}: {source!r}; expected a source, as data.source is given")
 
 
 ANOTHER = "with which the parameters compute another function"
@@ -133,7 +128,8 @@ class RunConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_adapters(self)
+        if vars(self)["model"].lora_rank:
+            check_adapters(self)
         if self.train.until:
             self._check_stages()
 
@@ -167,10 +163,9 @@ def check_row_length(config: Any) -> None:
 
 def check_adapters(config: Any) -> None:
     """Raises if LoRA is trained together with the full parameters."""
-    freezes = config.optimizer.train_only or any(rule.frozen for rule in config.optimizer.rules)
-    if (rank := config.model.lora_rank) and not freezes:
-        expected = "expected prefixes: lora, or lora,head of a classifier"
-        raise UserError(f"optimizer.train_only: '' with model.lora_rank {rank}; {expected}")
+    if not config.optimizer.train_only and not any(rule.frozen for rule in config.optimizer.rules):
+        given = f"optimizer.train_only: '' with model.lora_rank {config.model.lora_rank}"
+        raise UserError(f"{given}; expected prefixes: lora, or lora,head of a classifier")
 
 
 def asks_layers(config: Any) -> bool:

@@ -82,12 +82,7 @@ def make_train_step(
             inputs = reshard_for_optimizer((clipped, state.opt_state))
             updates, opt_state = reshard_for_optimizer(update(*inputs, state.params, step=state.step))
             params = optax.apply_updates(state.params, constrain(updates))
-        ema = state.ema
-        if ema is not None and own_average is not None:
-            ema = own_average(opt_state, params)
-        elif ema is not None:
-            ema = debiased(ema, params, ema_decay, state.step + 1 - state.skipped)
-
+        ema = None if state.ema is None else averaged(state, opt_state, params, ema_decay, own_average)
         new = dataclasses.replace(state, params=params, opt_state=opt_state, ema=ema)
         new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, state)
         metrics["gradient_norm"] = Sum.of(norm)
@@ -152,6 +147,19 @@ def advanced(carry: Any, initial: Any) -> Any:
         return jnp.where(finite_b.reshape(-1, *[1] * (new.ndim - 1)), new, first)
 
     return jax.tree.map(choose, carry, initial)
+
+
+def averaged(
+    state: State,
+    opt_state: Any,
+    params: Params,
+    decay: float,
+    own_average: Callable[[Any, Params], Params] | None,
+) -> Params:
+    """`state.ema` after the update to `params` and `opt_state`."""
+    if own_average is not None:
+        return own_average(opt_state, params)
+    return debiased(state.ema, params, decay, state.step + 1 - state.skipped)
 
 
 def debiased(ema: Params, params: Params, decay: float, update: jax.Array) -> Params:

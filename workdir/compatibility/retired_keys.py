@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transformer.data.sources.base import PLACE
+from transformer.data.sources.options import PLACE
 
 
 def with_present_keys(values: dict[str, Any]) -> dict[str, Any]:

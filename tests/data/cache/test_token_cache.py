@@ -15,7 +15,7 @@ from transformer.data.cache.disk_cache import build_once, data_folder
 from transformer.data.cache.token_cache import TokenCache
 from transformer.data.sources import base, open_source
 from transformer.data.text.packed_text import TextData, TextDataConfig
-from transformer.data.tokenization import tokenizers
+from transformer.data.tokenization import token_bytes, tokenizers
 from transformer.data.tokenization.tokenizer_kinds import TokenizerKind
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
@@ -39,7 +39,7 @@ def test_documents_in_pieces_are_whole_documents(kind, batch, tmp_path, monkeypa
     texts = ["".join(f"line {i} é\n" for i in range(n)) for n in (3, 0, 40, 1, 20)]
     whole, made = cache_of(texts, kind, tmp_path)
     monkeypatch.setattr(base, "PIECE", 30)
-    monkeypatch.setattr(token_cache, "BATCH", batch)
+    monkeypatch.setattr(token_bytes, "BATCH", batch)
     pieces = TokenCache.of(Texts(texts, identity="pieces"), made, tmp_path)
     assert pieces.folder != whole.folder
     if kind != "bpe":  # whose merges do not reach over the end of a piece
@@ -72,7 +72,7 @@ def test_a_token_may_stand_for_much_text(tmp_path):
     assert cache.num_bytes.tolist() == [0, 1, 1001, 1000]
     cache, made = cache_of([f"a{spaces}"] * 3, "bpe", tmp_path)  # which has long tokens for them
     assert cache.num_bytes.sum() == 3003
-    assert cache.num_bytes.max() == token_cache.byte_sizes(made).max()
+    assert cache.num_bytes.max() == token_bytes.byte_sizes(made).max()
 
 
 def test_large_vocabularies(tmp_path):
@@ -256,7 +256,7 @@ def test_what_the_tokens_do_not_give_back_is_counted(tmp_path, kind):
 
 
 def test_a_document_in_pieces_is_lost_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_cache, "BATCH", 6)  # pieces of one document in several batches
+    monkeypatch.setattr(token_bytes, "BATCH", 6)  # pieces of one document in several batches
     source = Pieces([["Ab", "Cd", "ef", "Gh"], ["ij"], ["Kl", "mn"]])
     made = tokenizer("characters", ["abcdefghijklmn"])
     assert TokenCache.of(source, made, tmp_path).lost.tolist() == [2, 8]

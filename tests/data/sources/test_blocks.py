@@ -9,7 +9,8 @@ import json
 import pytest
 
 from transformer.data.sources import csv_files, line_files, open_source
-from transformer.data.sources.base import MIN_HASHED_RECORDS, SPLITS
+from transformer.data.sources.base import SPLITS
+from transformer.data.sources.record_splits import MIN_HASHED_RECORDS
 from transformer.errors import UserError
 
 COUNT = MIN_HASHED_RECORDS + 50

@@ -12,7 +12,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from tests.data.documents import TEXT, TOKENIZERS, tokenizer
 from transformer.data.cache import token_cache
-from transformer.data.tokenization import tokenizer_kinds
+from transformer.data.tokenization import token_bytes, tokenizer_kinds
 from transformer.data.tokenization.tokenizer_kinds import END
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
@@ -87,7 +87,7 @@ def test_each_token_counts_the_bytes_that_it_decodes_to(kind, text):
 
 def test_counting_by_offsets_agrees_with_counting_by_size():
     ((ids, counts, _),) = counted("bpe", [TEXT])
-    ((other_ids, other_counts, lost),) = token_cache.encode_by_offsets(made("bpe").backend, [TEXT])
+    ((other_ids, other_counts, lost),) = token_bytes.encode_by_offsets(made("bpe").backend, [TEXT])
     assert not lost
     np.testing.assert_array_equal(ids, other_ids)
     assert counts.sum() == other_counts.sum() == len(TEXT.encode())

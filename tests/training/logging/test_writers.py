@@ -17,14 +17,8 @@ from tests.faults.test_full_disks import shown
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 from transformer.training.logging.events import Events
-from transformer.training.logging.writers import (
-    EXTRAS,
-    Progress,
-    RetryingWriter,
-    make_writers,
-    names_of,
-    whole_lines,
-)
+from transformer.training.logging.retrying_writer import RetryingWriter
+from transformer.training.logging.writers import EXTRAS, Progress, make_writers, names_of, whole_lines
 
 FILES = {"jsonl": "metrics.jsonl", "tensorboard": "events"}
 

@@ -7,7 +7,7 @@ from scipy import stats
 
 from configs.papers import bert_base
 from transformer.config import from_values
-from transformer.models.heads import HeadConfig
+from transformer.models.encoder import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.training.optim.initial_values import redraw
 

@@ -15,8 +15,8 @@ from transformer.errors import UserError
 from transformer.layers.mixers import MIXERS
 from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.models.encoder import HeadConfig
 from transformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.models.transformer_xl import TransformerXLConfig
 from transformer.models.transforms.mup import logit_scale, score_scale, widened

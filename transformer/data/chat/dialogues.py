@@ -17,7 +17,7 @@ from transformer.data.cache.disk_cache import build_once, digest, map_arrays
 from transformer.data.cache.token_cache import BAR
 from transformer.data.chat.chat_template import ChatTemplate, Message, check_messages
 from transformer.data.sources import Source
-from transformer.data.sources.base import before_answer
+from transformer.data.sources.options import before_answer
 from transformer.data.tokenization.tokenizers import Tokenizer, whole
 from transformer.errors import UserError
 from transformer.json_text import parse_json

@@ -18,8 +18,9 @@ import numpy as np
 
 from transformer.data.cache.content_digests import contents_of
 from transformer.data.cache.disk_cache import digest
-from transformer.data.sources.base import Options, Source, tallied
+from transformer.data.sources.base import Source, tallied
 from transformer.data.sources.columnar import ParquetFiles, SavedDataset
+from transformer.data.sources.options import Options
 from transformer.data.sources.tfds import TfdsText
 from transformer.errors import UserError, first_line
 

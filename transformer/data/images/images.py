@@ -12,13 +12,15 @@ from tqdm import tqdm
 from transformer.config import Bounded, Fraction, Nonnegative, Place, Positive
 from transformer.data.cache.disk_cache import build_once, data_folder, digest, load_array, load_values
 from transformer.data.cache.token_cache import BAR
-from transformer.data.corpus import SplitData, divided_line, key_in_errors, tally_lines
+from transformer.data.corpus import SplitData, key_in_errors
+from transformer.data.division import divided_line, tally_lines
 from transformer.data.encoders.labels import count_labels, find_labels, number_labels
 from transformer.data.images.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
 from transformer.data.loader import DataLoader, HostBatch, Rows
 from transformer.data.overlap import Hashed, overlap_lines
 from transformer.data.source_names import suggest_kind
-from transformer.data.sources.base import Options, share, split_and_source
+from transformer.data.sources.base import share, split_and_source
+from transformer.data.sources.options import Options
 from transformer.errors import UserError
 
 SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}

@@ -6,7 +6,7 @@ from typing import Any
 from transformer.data.cache.disk_cache import data_folder
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources.aligned_files import Aligned
-from transformer.data.sources.base import SPLITS, Options, Source
+from transformer.data.sources.base import SPLITS, Source
 from transformer.data.sources.columnar import ParquetFiles, SavedDataset
 from transformer.data.sources.csv_files import CommaSeparated
 from transformer.data.sources.embedded.docstrings import Docstrings
@@ -17,6 +17,7 @@ from transformer.data.sources.embedded.snippets import Snippets
 from transformer.data.sources.embedded.stdlib import StandardLibrary
 from transformer.data.sources.files import TextFiles
 from transformer.data.sources.line_files import Columns, JsonLines
+from transformer.data.sources.options import Options
 from transformer.data.sources.squad import SquadFiles
 from transformer.data.sources.tfds import TfdsText
 from transformer.errors import UserError

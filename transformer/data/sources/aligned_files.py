@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from transformer.data.cache.disk_cache import digest
-from transformer.data.sources.base import SPLITS, Options, belong, shares
+from transformer.data.sources.base import SPLITS
 from transformer.data.sources.files import Files, matching, stripped
+from transformer.data.sources.options import Options
+from transformer.data.sources.record_splits import belong, shares
 from transformer.errors import UserError
 
 SIDES = ("source", "target")

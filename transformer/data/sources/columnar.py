@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from transformer.data.cache.disk_cache import digest
-from transformer.data.sources.base import Options, keys_of
+from transformer.data.sources.options import Options
 from transformer.data.sources.record_files import Block, RecordFiles
+from transformer.data.sources.record_splits import keys_of
 from transformer.errors import UserError, first_line
 from transformer.json_text import parse_json
 

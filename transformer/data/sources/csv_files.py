@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from transformer.data.sources.base import Options, key_of, keys_of
 from transformer.data.sources.line_files import BLOCK, named_columns
+from transformer.data.sources.options import Options
 from transformer.data.sources.record_files import Block, RecordFiles
+from transformer.data.sources.record_splits import key_of, keys_of
 from transformer.errors import UserError
 
 SEPARATORS = ",\t;"

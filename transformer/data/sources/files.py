@@ -18,18 +18,10 @@ import numpy as np
 
 from transformer.data.cache.content_digests import contents_of
 from transformer.data.cache.disk_cache import build_once, digest
-from transformer.data.sources.base import (
-    MIN_HASHED_RECORDS,
-    PIECE,
-    PLACE,
-    SPLITS,
-    Options,
-    Source,
-    belong,
-    falls_in,
-    shares,
-)
+from transformer.data.sources.base import PIECE, SPLITS, Source, falls_in
+from transformer.data.sources.options import PLACE, Options
 from transformer.data.sources.packed_files import PACKED, WINDOWS, reading, refuse_binary
+from transformer.data.sources.record_splits import MIN_HASHED_RECORDS, belong, shares
 from transformer.errors import UserError
 
 DOCUMENTS = {"file": None, "line": re.compile(rb"\n"), "paragraph": re.compile(rb"\n(?:[ \t\r]*\n)+")}

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from transformer.data.cache.disk_cache import digest
-from transformer.data.sources.base import Options, check_text, key_of, keys_of
+from transformer.data.sources.base import check_text
 from transformer.data.sources.json_forms import add_nested, as_lines, is_array
+from transformer.data.sources.options import Options
 from transformer.data.sources.record_files import Block, RecordFiles
+from transformer.data.sources.record_splits import key_of, keys_of
 from transformer.errors import UserError
 from transformer.json_text import parse_json, read_json_lines
 

@@ -11,8 +11,9 @@ import numpy as np
 from tqdm import tqdm
 
 from transformer.data.cache.disk_cache import build_once, digest, load_array, load_values
-from transformer.data.sources.base import belong, shares, tallied
+from transformer.data.sources.base import tallied
 from transformer.data.sources.files import Files
+from transformer.data.sources.record_splits import belong, shares
 
 Block = tuple[np.ndarray, Callable[[], Sequence[bytes]]]
 """The numbers (n, k) by which some records are found, and a function that reads the keys (n) by which these

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from transformer.data.sources.base import Options, belong, check_text, key_of, keys_of, shares
+from transformer.data.sources.base import check_text
 from transformer.data.sources.files import Files
+from transformer.data.sources.options import Options
+from transformer.data.sources.record_splits import belong, key_of, keys_of, shares
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from transformer.data.cache.disk_cache import digest, locked
-from transformer.data.sources.base import SPLITS, Options, Source
+from transformer.data.sources.base import SPLITS, Source
+from transformer.data.sources.options import Options
 from transformer.errors import UserError, first_line
 
 RETRIES = 4

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from transformer.data.cache.token_cache import TokenCache
-from transformer.data.corpus import divided_line, key_in_errors, tally_lines
+from transformer.data.corpus import key_in_errors
+from transformer.data.division import divided_line, tally_lines
 from transformer.data.loader import DataLoader, HostBatch, Rows
 from transformer.data.overlap import overlap_lines
 from transformer.data.source_names import suggest_kind

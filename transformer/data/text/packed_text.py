@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -126,10 +126,7 @@ class TextDataConfig(CorpusConfig):
     document: Literal["file", "line", "paragraph"] = "file"  # one document of text:GLOB
     sequence_length: Positive = 256  # tokens per row
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sources:
-            check_sources(self)
+    checks: ClassVar = {**CorpusConfig.checks, "sources": check_sources}
 
     def unread(self, others: Sequence[str]) -> dict[str, str]:
         """The keys that no source reads, of these and `others`: {key: "with ..."}."""

@@ -12,9 +12,10 @@ import numpy as np
 from tqdm import tqdm
 
 from transformer.data.cache.disk_cache import build_once, digest, map_arrays
-from transformer.data.cache.token_cache import BAR, byte_sizes
+from transformer.data.cache.token_cache import BAR
 from transformer.data.pairs.pair_packing import ranges
 from transformer.data.sources import Source
+from transformer.data.tokenization.token_bytes import byte_sizes
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.errors import UserError
 from transformer.layers.attention import rolling
 from transformer.layers.attention.cache import KVCache
 from transformer.layers.attention.kernels import choose, reference
@@ -49,12 +48,6 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
 
     heads_of_width: ClassVar[bool] = False
     """Whether queries, keys and values have the width `head_dim`, which some position encodings need."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self._weighs and self.kernel not in ("auto", "reference"):
-            refused = f"kernel: {self.kernel!r} with {type(self).__name__}, whose weights are not a softmax"
-            raise UserError(f"{refused}; expected 'auto' or 'reference'")
 
     @nn.compact
     def __call__(
@@ -114,13 +107,11 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         options: Any = {"mask": mask, "scoring": self._scoring(q_bthk, positions_bt, key_positions_bs)}
         if train and self.dropout > 0:
             options |= {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")}
-        place = f"{self.parent.name}/{self.name}" if train else ""  # the kernels of training are logged
-        return self.run_kernel(q_bthk, k_bsgk, v_bsgk, place=place, **options)
-
-    def run_kernel(self, *inputs: Any, place: str, **options: Any) -> jax.Array:
-        """`attend`, by the kernel for these inputs."""
-        if self._weighs or (self.is_mutable_collection("intermediates") and not self.is_initializing()):
+        inputs: Any = q_bthk, k_bsgk, v_bsgk
+        sows = self.is_mutable_collection("intermediates") and not self.is_initializing()
+        if sows or type(self).weights is not Attention.weights:
             return self._attend_and_sow(*inputs, **options)
+        place = f"{self.parent.name}/{self.name}" if train else ""  # the kernels of training are logged
         kernel = choose(self.kernel, *inputs, place=place, **options)
         with jax.named_scope(getattr(kernel, "__name__", self.kernel)):  # a partial function has no name
             return kernel(*inputs, **options)
@@ -135,13 +126,9 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         self, scores_bhts: jax.Array, allowed: jax.Array, sinks_h: jax.Array | None = None
     ) -> jax.Array:
         """The weights (b, h, t, s) of values: by default `masked_softmax`. A kind of attention with others
-        overrides it; where `allowed`, broadcastable to the scores, is false, a weight must be 0."""
+        overrides it, and is computed by the reference kernel; where `allowed`, broadcastable to the scores,
+        is false, a weight must be 0."""
         return masked_softmax(scores_bhts, allowed, sinks_h)
-
-    @property
-    def _weighs(self) -> bool:
-        """Whether a subclass has weights of its own, which only the reference kernel computes."""
-        return type(self).weights is not Attention.weights
 
     @abstractmethod
     def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
@@ -198,12 +185,14 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         scale = (self.attention_scale or self.scale) * self.position.score_factor * self.score_scale
         scoring = Scoring(soft_cap=self.soft_cap, scale=scale)
         if self.sinks:
-            init = nn.with_logical_partitioning(nn.initializers.zeros, ("heads",))
-            sinks_h = self.param("sinks", init, q_bthk.shape[2:3], jnp.float32)
-            scoring = dataclasses.replace(scoring, sinks_h=sinks_h)
+            scoring = dataclasses.replace(scoring, sinks_h=self._sinks(q_bthk.shape[2]))
         if any(self.position.has(hook) for hook in ("query_bias", "bias", "values")):
             return self._with_position(scoring, q_bthk, positions_bt, key_positions_bs)
         return scoring
+
+    def _sinks(self, heads: int) -> jax.Array:
+        init = nn.with_logical_partitioning(nn.initializers.zeros, ("heads",))
+        return self.param("sinks", init, (heads,), jnp.float32)
 
     def _with_position(
         self, scoring: Scoring, q_bthk: jax.Array, positions_bt: jax.Array, key_positions_bs: jax.Array

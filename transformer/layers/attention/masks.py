@@ -1,6 +1,7 @@
 """`Mask` describes which keys a query may attend to; only the reference kernel materialises it."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -108,21 +109,12 @@ class Mask:
         may be one for each, (d,)."""
         if self.seeds_d is not None:
             return self._block_of_seeds(t0, t, s0, s)
-
-        def queries(x_bt: jax.Array | None) -> jax.Array:
-            return _cut(x_bt, t0, t)[:, :, None]
-
-        def keys(x_bs: jax.Array | None) -> jax.Array:
-            return _cut(x_bs, s0, s)[:, None]
-
-        allowed = jnp.ones((1, t, s), bool)
+        queries: Any = functools.partial(_cut, start=t0, size=t, axis=2)
+        keys: Any = functools.partial(_cut, start=s0, size=s, axis=1)
+        at: Any = self.query_indices_bt
+        i = self.start + t0 + jnp.arange(t)[None, :, None] if at is None else queries(at)
         j = s0 + jnp.arange(s)[None, None] if self.key_indices_bs is None else keys(self.key_indices_bs)
-        if self.query_indices_bt is None:
-            i = self.start + t0 + jnp.arange(t)[None, :, None]
-        else:
-            i = queries(self.query_indices_bt)
-        if self.causal:
-            allowed &= j <= i
+        allowed = j <= i if self.causal else jnp.ones((1, t, s), bool)
         if self.pattern is not None:
             if self.counts_positions:
                 i, j = queries(self.query_positions_bt), keys(self.key_positions_bs)
@@ -167,9 +159,10 @@ def positions_in(segments_bt: jax.Array) -> jax.Array:
     return index_t - jax.lax.cummax(begins_bt, axis=1)
 
 
-def _cut(x_bt: Any, start: jax.Array | int, size: int) -> jax.Array:
-    # Arrays of length 1 broadcast over the row.
-    return x_bt if x_bt.shape[1] == 1 else jax.lax.dynamic_slice_in_dim(x_bt, start, size, 1)
+def _cut(x_bt: Any, start: jax.Array | int, size: int, axis: int) -> jax.Array:
+    """A part of each row, with a new `axis`; arrays of length 1 broadcast over the row."""
+    part_bt = x_bt if x_bt.shape[1] == 1 else jax.lax.dynamic_slice_in_dim(x_bt, start, size, 1)
+    return jnp.expand_dims(part_bt, axis)
 
 
 def _lengthened(x_bt: jax.Array | None, by: int) -> jax.Array | None:

@@ -9,7 +9,6 @@ import json
 import math
 import shutil
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +20,7 @@ from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
 from transformer.safe_files import replace
-from transformer.training.checkpoints.storage import AppendFile, reason
+from transformer.training.checkpoints.storage import AppendFile
 from transformer.training.logging.events import Events
 
 
@@ -138,45 +137,6 @@ def make_writers(
 ) -> list[Writer]:
     """The writers of a run folder by names, from `step` on; [] on all processes but the first."""
     return [WRITERS[name](folder, step) for name in names] if jax.process_index() == 0 else []
-
-
-@dataclasses.dataclass
-class RetryingWriter:
-    """A writer that keeps what it cannot write, and writes it with the next values: a full disk or a tracker
-    that does not answer is not a reason to stop training. `say` reports where that starts and ends."""
-
-    _writer: Writer
-    _say: Callable[[str], None]
-    _kept: deque[tuple[int, Mapping[str, float]]] = dataclasses.field(default_factory=deque)
-    _failed: bool = False
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes the values, after those that are kept."""
-        self._kept.append((step, values))
-        try:
-            while self._kept:
-                self._writer.write(*self._kept[0])
-                self._kept.popleft()
-        except OSError as error:
-            if not self._failed:
-                what, since = type(self._writer).__name__, self._kept[0][0]
-                self._say(
-                    f"{what}: values since step {since} cannot be written ({reason(error)}) and are kept"
-                )
-            self._failed = True
-        else:
-            if self._failed:
-                self._say(f"{type(self._writer).__name__}: all values are written again")
-            self._failed = False
-
-    def close(self) -> None:
-        """Tries once more, closes the writer, and reports what is lost."""
-        if self._kept:
-            step, values = self._kept.pop()
-            self.write(step, values)
-        if self._kept:
-            self._say(f"{type(self._writer).__name__}: values since step {self._kept[0][0]} are lost")
-        self._writer.close()
 
 
 @dataclasses.dataclass

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -41,13 +41,6 @@ class LossConfig(LogitsConfig):
     # coefficients of the terms that layers sow, by name; others are only reported
     model_terms: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.arguments or self.name != "cross_entropy":
-            self._check_loss()
-        if self.vocab_parts > 1:
-            self._check_parts()
-
     def _check_parts(self) -> None:
         if self.label_smoothing and self.name != "cross_entropy":
             raise UserError(
@@ -74,6 +67,8 @@ class LossConfig(LogitsConfig):
             # A sum or a mean would be broadcast over the tokens, and an integer has no gradient.
             which = f"name: {self.name!r} returns {_said(found)} for log-probabilities {_said(log_p)}"
             raise UserError(f"{which}; expected a loss of each of them, in the same type")
+
+    checks: ClassVar = {"name": _check_loss, "arguments": _check_loss, "vocab_parts": _check_parts}
 
     @property
     def loss(self) -> Loss:

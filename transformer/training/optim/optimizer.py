@@ -4,12 +4,12 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
-import numpy as np
 import optax
 
+from transformer.conditions import FieldOf
 from transformer.config import (
     Bounded,
     Fraction,
@@ -19,23 +19,18 @@ from transformer.config import (
     PositiveFraction,
     Rate,
 )
-from transformer.errors import UserError
 from transformer.training.optim.optax_optimizers import (
     build,
-    find_optimizer,
     is_schedule_free,
-    mask_name,
     multiplies_matrices,
 )
+from transformer.training.optim.optimizer_checks import CHECKS, check_length, check_numbers
 from transformer.training.optim.roles import Role, Roles, unknown
 from transformer.training.optim.rules import Rule, by_rules
 from transformer.training.optim.schedules import SCHEDULES, Schedule, extended
 from transformer.training.state import Params
 
-ADAM_RATE = "adam_learning_rate"
-
-CHECKED = 100
-"""Steps, from the first to the last, for which a schedule is checked before training."""
+of_schedule = functools.partial(FieldOf, "schedule", SCHEDULES, strict=False)
 
 Lengths = Sequence[tuple[int, int | Schedule]]
 """Earlier values of `train.steps`, or earlier schedules (see `make_optimizer`)."""
@@ -57,6 +52,8 @@ class OptimizerConfig(Bounded):
       UserError: an unknown optimizer, schedule or argument, or a value out of range.
     """
 
+    checks: ClassVar = CHECKS
+
     name: str = "contrib.muon"  # an optimizer of optax: adamw, lion, contrib.muon, cautious.adamw ...
     learning_rate: NonnegativeFloat = 0.02  # peak learning rate: 0.02 for Muon, about 1e-3 for AdamW
     adam_learning_rate: NonnegativeFloat = 0.0  # peak of parameters that Muon leaves to Adam; 0: the same
@@ -64,8 +61,10 @@ class OptimizerConfig(Bounded):
     # further arguments of the schedule, by name; those of SCHEDULES have none
     schedule_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     warmup_steps: Nonnegative = 100  # steps of linear warm-up
-    decay_steps: Nonnegative = 0  # steps of the decay of wsd and cosine; 0: cosine decays to the last step
-    final_fraction: Fraction = 0.0  # final learning rate of cosine and wsd, as a fraction of the peak
+    # steps of the decay of wsd and cosine; 0: cosine decays to the last step
+    decay_steps: Annotated[Nonnegative, of_schedule("decay_steps")] = 0
+    # final learning rate of cosine and wsd, as a fraction of the peak
+    final_fraction: Annotated[Fraction, of_schedule("final_fraction", refused=False)] = 0.0
     weight_decay: NonnegativeFloat = 0.1  # decoupled weight decay, of matrices only
     embedding_weight_decay: NonnegativeFloat = 0.0  # decoupled weight decay of token embeddings
     clip_norm: NonnegativeFloat = 1.0  # gradient clipping by global norm; 0: off
@@ -75,19 +74,6 @@ class OptimizerConfig(Bounded):
     train_only: str = ""  # name prefixes of the trained parameters: head,pooler or lora,head; "": all
     rules: tuple[Rule, ...] = ()  # by parameter path: [{"match": "embedding/table$", "weight_decay": 0.1}]
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # arguments of the optimizer
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.schedule == "wsd" and self.decay_steps == 0:
-            raise UserError("decay_steps: 0 steps of decay; the wsd schedule needs at least 1")
-        if self.name != type(self).name or self.arguments:
-            self._check_name()
-        if self.schedule_arguments:
-            self._check_schedule_arguments()
-        if self.adam_learning_rate:
-            self._check_adam_rate()
-        for i, rule in enumerate(self.rules):
-            self._check_rule(f"rules[{i}]", rule)
 
     @property
     def averages_itself(self) -> bool:
@@ -116,69 +102,6 @@ class OptimizerConfig(Bounded):
         """Whether there are rules besides those for weight decay and Adam's learning rate."""
         decays = self.embedding_weight_decay > 0
         return decays or bool(self.rules or self.frozen_layers or self.train_only) or self.layer_decay < 1
-
-    def idle(self) -> dict[str, str]:
-        """See `transformer.config.idle_keys`."""
-        why = f"with schedule {self.schedule!r}"
-        return {} if "decay_steps" in self.shape.keywords else {"decay_steps": why, "final_fraction": ""}
-
-    def _check_name(self) -> None:
-        from transformer.training.optim.optimizer_checks import check_arguments
-
-        parameters = inspect.signature(find_optimizer(self.name)).parameters
-        if self.weight_decay > 0 and "weight_decay" in parameters and mask_name(parameters) is None:
-            raise UserError(self._unmasked())
-        if self.averages_itself:
-            self._check_schedule_free(parameters)
-        check_arguments(self.name, self.arguments)
-
-    def _check_schedule_arguments(self) -> None:
-        fields = {field.name for field in dataclasses.fields(self)}
-        own = [*inspect.signature(SCHEDULES[self.schedule]).parameters][2:]
-        valid = [name for name in own if name not in fields]
-        for key in self.schedule_arguments:
-            if key not in valid:
-                what = f"takes only {', '.join(valid)}" if valid else "takes none"
-                raise UserError(f"schedule_arguments.{key}: {self.schedule} {what}")
-
-    def _unmasked(self) -> str:
-        return (
-            f"weight_decay: {self.weight_decay} cannot leave out biases and norms: {self.name} takes "
-            f"no mask. Give it in optimizer.arguments for all parameters, and 0 here"
-        )
-
-    def _check_rule(self, key: str, rule: Rule) -> None:
-        from transformer.training.optim.optimizer_checks import check_arguments
-
-        if rule.optimizer is None:
-            return
-        find_optimizer(rule.optimizer, f"{key}.optimizer")
-        if is_schedule_free(rule.optimizer):
-            raise UserError(f"{key}.optimizer: {rule.optimizer} is for all parameters, by name")
-        check_arguments(rule.optimizer, rule.arguments, f"{key}.optimizer")
-
-    def _check_adam_rate(self) -> None:
-        if not self.is_muon:
-            raise UserError(
-                f"adam_learning_rate: {self.adam_learning_rate}, but {self.name} leaves nothing to Adam; "
-                "expected 0 here"
-            )
-        if ADAM_RATE in self.arguments:
-            raise UserError(f"arguments.{ADAM_RATE}: there is adam_learning_rate already; give one of them")
-        if not self.learning_rate:
-            raise UserError(f"adam_learning_rate: {self.adam_learning_rate} with learning_rate 0; expected 0")
-
-    def _check_schedule_free(self, parameters: Mapping[str, Any]) -> None:
-        if self.ema_decay:
-            raise UserError(f"ema_decay: {self.ema_decay} with {self.name}, which has its own average; use 0")
-        if self.has_rules:
-            raise UserError(
-                f"name: {self.name} averages all parameters at one rate; expected layer_decay 1, "
-                "frozen_layers 0, train_only '', embedding_weight_decay 0 and no rules"
-            )
-        b1 = self.arguments.get("b1", parameters["b1"].default)
-        if isinstance(b1, (int, float)) and not 0 < b1 <= 1:
-            raise UserError(f"arguments.b1: {b1}; {self.name} interpolates by it: expected it in (0, 1]")
 
 
 def make_optimizer(
@@ -223,9 +146,12 @@ def for_all(
 def make_schedule(config: OptimizerConfig, steps: int, lengths: Lengths = ()) -> Schedule:
     """The learning rate of `make_optimizer`."""
     shape: Schedule = functools.partial(config.shape, steps=steps)
+    if config.warmup_steps + config.decay_steps > steps:
+        check_length(config, steps)
     if lengths:
         shape = _extended(config, shape, lengths)
-    _check_shape(config, shape, steps)
+    if config.schedule != OptimizerConfig.schedule:
+        check_numbers(config, shape, steps)
     return lambda count: config.learning_rate * shape(count)
 
 
@@ -238,19 +164,3 @@ def _extended(config: OptimizerConfig, last: Schedule, lengths: Lengths) -> Sche
     for (at, _), after in zip(lengths, others, strict=True):
         shape = extended(shape, after, at, config.warmup_steps)
     return shape
-
-
-def _check_shape(config: OptimizerConfig, shape: Schedule, steps: int) -> None:
-    """Raises `UserError` for a schedule longer than the run, or one that gives no number from 0 on."""
-    decay = config.shape.keywords.get("decay_steps")
-    if decay is not None and config.warmup_steps + decay > steps:
-        raise UserError(
-            f"optimizer.warmup_steps: {config.warmup_steps} and decay_steps {decay} "
-            f"do not fit the {config.schedule} schedule into train.steps {steps}"
-        )
-    for count in np.linspace(0, steps - 1, CHECKED).astype(int).tolist():
-        with jax.ensure_compile_time_eval():  # a run may make its optimizer while its state is traced
-            rate = np.asarray(shape(count))
-        if rate.ndim or rate.dtype == object or not 0 <= rate < np.inf:
-            why = f"{config.schedule!r} gives {rate} for step {count + 1}"
-            raise UserError(f"optimizer.schedule: {why}; expected a fraction of the peak, 0 or more")

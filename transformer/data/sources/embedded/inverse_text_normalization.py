@@ -8,7 +8,8 @@ import datetime
 import random
 from typing import Any
 
-from transformer.data.sources.base import Options, Source, falls_in
+from transformer.data.sources.base import Source, falls_in
+from transformer.data.sources.options import Options
 from transformer.errors import UserError
 
 SIZES = {"train": 40_000, "validation": 1_000, "test": 1_000}

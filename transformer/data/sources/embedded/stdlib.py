@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from transformer.data.cache.disk_cache import digest
-from transformer.data.sources.base import SPLITS, Options, Source, falls_in
+from transformer.data.sources.base import SPLITS, Source, falls_in
+from transformer.data.sources.options import Options
 from transformer.errors import UserError
 
 LEFT_OUT = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "ensurepip", "_vendor"}

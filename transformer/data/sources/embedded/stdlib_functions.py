@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from transformer.data.cache.disk_cache import build_once, load_values
-from transformer.data.sources.base import SPLITS, Options, Source
+from transformer.data.sources.base import SPLITS, Source
 from transformer.data.sources.embedded.stdlib import fingerprint, library_files
+from transformer.data.sources.options import Options
 from transformer.errors import UserError
 
 MAX_FUNCTION_CHARACTERS = 4000
