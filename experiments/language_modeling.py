@@ -100,7 +100,8 @@ class LanguageModeling(TextObjective):
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Completions of the configured prompt, and attention maps of the first tokens of the validation
         text."""
-        _ = self.ends  # an unknown one is refused before training
+        if self.config.sample.end_tokens:
+            _ = self.ends  # an unknown one is refused before training
         return super().hooks(folder)
 
     def sample(self, params: Params) -> str:

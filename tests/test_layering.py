@@ -299,7 +299,7 @@ ASKED = {
     "transformer.layers.block": (1, "a sublayer by its name"),
     "transformer.layers.feed_forward": (1, "a feed-forward network of a notebook"),
     "transformer.layers.measures": (1, "any module of flax"),
-    "transformer.models.stack_builder": (1, "a mixer of a notebook"),
+    "transformer.models.stack_checks": (1, "a mixer of a notebook"),
     "transformer.models.transforms.mup": (1, "a layer without a mixer"),
     "transformer.planning.memory": (1, "a literal of jax"),
     "transformer.runtime": (1, "other C libraries"),

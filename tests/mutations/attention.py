@@ -32,7 +32,7 @@ EDITS = {
                 " for other, refusal in refusals.items() if other in OF_DEVICES)",
                 " for other, refusal in refusals.items())",
             ),
-            "the_handler_stays": ("        LOGGER.removeHandler(handler)\n", ""),
+            "the_writer_stays": ("        WRITERS.remove(write)\n", "        pass\n"),
         },
     ),
     "transformer/layers/attention/masks.py": (
@@ -104,7 +104,7 @@ EDITS = {
             "no_key_norm": ("self.key_norm(k_bsgk) if", "0 * self.key_norm(k_bsgk) + k_bsgk if"),
             "no_query_norm": ("self.query_norm(q_bthk) if", "0 * self.query_norm(q_bthk) + q_bthk if"),
             "not_scaled": ("return self.head_dim**-0.5", "return 1.0"),
-            "no_sinks": ("scoring, sinks_h=sinks_h)", "scoring, sinks_h=None)"),
+            "no_sinks": ("sinks_h=self._sinks(q_bthk.shape[2]))", "sinks_h=None)"),
             "no_cap": ("Scoring(soft_cap=self.soft_cap, ", "Scoring("),
             "keys_not_rotated": (
                 "self.key_norm(k_bsgk) if self.qk_norm else k_bsgk, positions_bs)",

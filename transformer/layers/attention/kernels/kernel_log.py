@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 LOGGER = logging.getLogger("transformer.attention")
 
+WRITERS: list[Callable[[str], None]] = []
+"""The functions that get the lines, within `logging_kernels`."""
+
 FUSED = {"nvidia": ("cudnn",), "tpu": ("splash",)}
 """Platform -> fused kernels that "auto" tries first."""
 
@@ -20,20 +23,17 @@ def log_kernel(name: str, place: str, refusals: Mapping[str, str]) -> None:
     (splash: it has no dropout of weights)": `refusals` are the reasons, by the name of the kernel.
     """
     why = "; ".join(f"{other}: {refusal}" for other, refusal in refusals.items() if other in OF_DEVICES)
-    LOGGER.info("attention: %s in %s%s", name, place, f" ({why})" if why else "")
+    line = f"attention: {name} in {place}" + (f" ({why})" if why else "")
+    for write in WRITERS or [LOGGER.info]:
+        write(line)
 
 
 @contextlib.contextmanager
 def logging_kernels(write: Callable[[str], None]) -> Iterator[None]:
-    """A context in which `write` gets each line that `log_kernel` logs, once for each trace of the module."""
-    handler, level = logging.Handler(), LOGGER.level
-    handler.emit = lambda record: write(record.getMessage())  # type: ignore[method-assign]
-    LOGGER.addHandler(handler)
-    LOGGER.setLevel(logging.INFO)
-    LOGGER.propagate = False  # a handler of a library on the root logger would print each line again
+    """A context in which `write` gets each line of `log_kernel` instead of the logger, once for each trace of
+    the module."""
+    WRITERS.append(write)
     try:
         yield
     finally:
-        LOGGER.removeHandler(handler)
-        LOGGER.setLevel(level)
-        LOGGER.propagate = True
+        WRITERS.remove(write)
