@@ -421,6 +421,7 @@ def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd,
     fields = {(cls, field.name) for cls in classes for field in dataclasses.fields(cls)}
     with_others = {"profile_from": "train.profile_steps", "initialize_strict": "initialize_from"}
     with_others |= {"depth_exponent": "model.base_layers", "skips": "model.skips"}
+    with_others |= {"layer_kinds": "model.layers"}
     with_others |= {"rollbacks": "train.rollbacks", "checkpoint_minutes": "train.checkpoint_minutes"}
     fields = {(cls, name) for cls, name in fields if name not in with_others or with_others[name] in switches}
     refused = {"SkipGramDataConfig.sources"}  # inherited, and refused with the reason when it is given
