@@ -1,4 +1,4 @@
-"""What the environment and the devices of a process say of other processes."""
+"""Signs of other processes in the environment and the devices of a process."""
 
 import glob
 import importlib.util
