@@ -54,3 +54,12 @@ def test_equal_entries_give_no_nan(name):
     variables = module.init(jax.random.key(0), x)
     y, gradient = jax.value_and_grad(lambda x: module.apply(variables, x).sum())(x)
     assert np.isfinite(y) and np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_the_backward_pass_stores_nothing_of_the_input_s_size_in_float32(name):
+    module, x = NORMS[name](), jnp.ones((3, 5, 8), jnp.bfloat16)
+    variables = module.init(jax.random.key(0), x)
+    _, backward = jax.vjp(module.apply, variables, x)
+    stored = [residual.dtype for residual in jax.tree.leaves(backward) if residual.size >= x.size]
+    assert set(stored) <= {x.dtype}

@@ -307,6 +307,8 @@ EDITS = {
             "invalid_keys_seen": ("jnp.where(valid_bs, -1.0, -3.0)", "jnp.where(valid_bs, -1.0, -1.0)"),
             "scores_not_far_apart": ("np.log2(APART / (2 * scale))", "np.log2(APART / 2 * scale)"),
             "queries_without_keys": ("    if seen_bhts is not None:", "    if False:"),
+            "invalid_own_keys": ("if mask.own_keys and mask.key_valid_bs is None", "if mask.own_keys"),
+            "searched_in_vain": ("None if mask.own_keys and", "None if False and"),
             "scale_of_all_columns": ("scoring.scale or k**-0.5", "scoring.scale or (k + 16) ** -0.5"),
         },
     ),

@@ -78,16 +78,17 @@ EDITS = {
             "no_epsilon": ("keepdims=True) + epsilon)", "keepdims=True) + 1e-30)"),
             "mean_stays": ("x = x - jnp.mean(x, axis=-1, keepdims=True)", "x = x + 0.0"),
             "rms_centred": (
-                "_standardize(x_btd, self.epsilon, False)\n        return",
-                "_standardize(x_btd, self.epsilon, True)\n        return",
+                "_normalize(x_btd, scale_d, None, self.epsilon, False)",
+                "_normalize(x_btd, scale_d, None, self.epsilon, True)",
             ),
             "offset_centred": (
-                "_standardize(x_btd, self.epsilon, False)\n        offset_d",
-                "_standardize(x_btd, self.epsilon, True)\n        offset_d",
+                "_normalize(x_btd, 1 + offset_d, None, self.epsilon, False)",
+                "_normalize(x_btd, 1 + offset_d, None, self.epsilon, True)",
             ),
-            "offset_is_the_scale": ("(x * (1 + offset_d))", "(x * offset_d)"),
+            "offset_is_the_scale": ("(x_btd, 1 + offset_d,", "(x_btd, offset_d,"),
             "sum_of_squares": ("jnp.mean(jnp.square(x)", "jnp.sum(jnp.square(x)"),
-            "no_bias": ('x = x + _width_param(self, "bias"', 'x = x + 0 * _width_param(self, "bias"'),
+            "no_bias": ("else x + bias_d)", "else x)"),
+            "residuals_in_float32": ("@functools.partial(jax.checkpoint, static_argnums=(3, 4))\n", ""),
             "half_precision": ("x = x_btd.astype(jnp.float32)\n", "x = x_btd\n"),
         },
     ),
@@ -100,6 +101,7 @@ EDITS = {
             ),
             "relu_is_gelu": ("activation=jax.nn.relu)", "activation=jax.nn.gelu)"),
             "relu_not_squared": ("return jnp.square(jax.nn.relu(x))", "return jax.nn.relu(x)"),
+            "gelu_in_bfloat16_on_a_cpu": (", jnp.float32) if platform()", ", x.dtype) if platform()"),
             "geglu_is_silu": ("activation=_gelu, gated", "activation=jax.nn.silu, gated"),
         },
     ),
@@ -174,7 +176,8 @@ EDITS = {
     "transformer/layers/linear.py": (
         "tests/layers/test_linear.py",
         {
-            "no_bias": ("(y.astype(jnp.float32) + bias)", "(y.astype(jnp.float32) + 0 * bias)"),
+            "no_bias": ("y = y + bias if", "y = y if"),
+            "no_bias_in_bfloat16": ("else low_bias(y, bias)", "else y"),
             "init_scale_squared": ("math.sqrt(self.init_scale / math", "(self.init_scale / math"),
         },
     ),
@@ -182,6 +185,7 @@ EDITS = {
         "tests/layers/test_linear.py",
         {
             "gradient_of_x_halved": ("return dot(dy, kernel,", "return 0.5 * dot(dy, kernel,"),
+            "bias_gradient_in_the_type_of_y": ("dtype=like_bias.dtype)", "dtype=dy.dtype)"),
         },
     ),
     "transformer/layers/dot.py": (

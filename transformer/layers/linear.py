@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.layers.dot import dot, last_axes
-from transformer.layers.low_contract import low_contract
+from transformer.layers.low_contract import low_bias, low_contract
 from transformer.layers.quantized import Quantized, contract_quantized
 
 
@@ -16,7 +16,8 @@ class Linear(nn.Module):
     """y = x . kernel + bias, contracting the last `axis` axes of x with the first of the kernel.
 
     The kernel's shape is (*contracted axes, *features), and `names` are the logical names of its axes; the
-    bias has the trailing ones. Both are stored in float32 and used in `dtype`. The kernel is initialised from
+    bias has the trailing ones. Both are stored in float32 and used in `dtype`; their gradients are sums in
+    float32. The kernel is initialised from
     a normal distribution of variance `init_scale` / fan-in, the bias with zeros.
     """
 
@@ -38,8 +39,7 @@ class Linear(nn.Module):
         if self.use_bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.names[self.axis :])
             bias: Any = self.param("bias", zeros, self.features, jnp.float32)
-            # In float32, in which XLA then also sums the bias's gradient.
-            y = (y.astype(jnp.float32) + bias).astype(y.dtype)
+            y = y + bias if y.dtype == bias.dtype else low_bias(y, bias)
         return y
 
 

@@ -31,3 +31,22 @@ def _low_contract_backward(dtype, out_dtype, axis, transposed, residuals, dy):
 
 
 low_contract.defvjp(_low_contract_forward, _low_contract_backward)
+
+
+@jax.custom_vjp
+def low_bias(y, bias):
+    """y plus the bias, which is rounded to the type of y: a product's library adds it as it stores y."""
+    return y + bias.astype(y.dtype)
+
+
+def _low_bias_forward(y, bias):
+    # Autodiff would sum the bias's gradient in the type of y.
+    return low_bias(y, bias), jnp.zeros((0,) * bias.ndim, bias.dtype)
+
+
+def _low_bias_backward(like_bias, dy):
+    rows = tuple(range(dy.ndim - like_bias.ndim))
+    return dy, jnp.sum(dy, axis=rows, dtype=like_bias.dtype)
+
+
+low_bias.defvjp(_low_bias_forward, _low_bias_backward)

@@ -20,11 +20,9 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """(..., d) -> (..., d)."""
-        x = _standardize(x_btd, self.epsilon, True)
-        x = x * _width_param(self, "scale", nn.initializers.ones, x.shape[-1])
-        if self.use_bias:
-            x = x + _width_param(self, "bias", nn.initializers.zeros, x.shape[-1])
-        return x.astype(x_btd.dtype)
+        scale_d = _width_param(self, "scale", nn.initializers.ones, x_btd.shape[-1])
+        bias_d = _width_param(self, "bias", nn.initializers.zeros, x_btd.shape[-1]) if self.use_bias else None
+        return _normalize(x_btd, scale_d, bias_d, self.epsilon, True)
 
 
 class RMSNorm(nn.Module):
@@ -39,8 +37,8 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """(..., d) -> (..., d)."""
-        x = _standardize(x_btd, self.epsilon, False)
-        return (x * _width_param(self, "scale", nn.initializers.ones, x.shape[-1])).astype(x_btd.dtype)
+        scale_d = _width_param(self, "scale", nn.initializers.ones, x_btd.shape[-1])
+        return _normalize(x_btd, scale_d, None, self.epsilon, False)
 
 
 class OffsetRMSNorm(nn.Module):
@@ -56,9 +54,8 @@ class OffsetRMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """(..., d) -> (..., d)."""
-        x = _standardize(x_btd, self.epsilon, False)
-        offset_d = _width_param(self, "offset", nn.initializers.zeros, x.shape[-1])
-        return (x * (1 + offset_d)).astype(x_btd.dtype)
+        offset_d = _width_param(self, "offset", nn.initializers.zeros, x_btd.shape[-1])
+        return _normalize(x_btd, 1 + offset_d, None, self.epsilon, False)
 
 
 class NoNorm(nn.Module):
@@ -72,14 +69,17 @@ class NoNorm(nn.Module):
         return x_btd
 
 
-@functools.partial(jax.checkpoint, static_argnums=(1, 2))
-def _standardize(x_btd: jax.Array, epsilon: float, centred: bool) -> jax.Array:
-    """Computed in float32, and rematerialised: otherwise the backward pass would store several arrays of x's
-    size."""
+@functools.partial(jax.checkpoint, static_argnums=(3, 4))
+def _normalize(
+    x_btd: jax.Array, scale_d: jax.Array, bias_d: jax.Array | None, epsilon: float, centred: bool
+) -> jax.Array:
+    """Computed in float32, and rematerialised whole: the backward pass stores x_btd in its own type, and not
+    the normalised float32 array of its size."""
     x = x_btd.astype(jnp.float32)
     if centred:
         x = x - jnp.mean(x, axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
+    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon) * scale_d
+    return (x if bias_d is None else x + bias_d).astype(x_btd.dtype)
 
 
 def _width_param(module: nn.Module, name: str, init: nn.initializers.Initializer, width: int) -> jax.Array:

@@ -100,6 +100,23 @@ def test_what_cudnn_is_asked_is_the_same_attention(rng, monkeypatch, name):
     assert_like_reference(cudnn, draw(rng, k=12, v=8), mask, scoring)
 
 
+def test_a_sequence_that_attends_to_itself_is_not_searched_for_queries_without_keys(rng, monkeypatch):
+    """Each query is allowed its own key: a pass over all pairs, and one over the output, are left out."""
+    attend = functools.partial(jax.nn.dot_product_attention, implementation="xla")
+    monkeypatch.setattr(
+        jax.nn, "dot_product_attention", lambda *args, implementation, **options: attend(*args, **options)
+    )
+    segments_bt, (*inputs, _) = jnp.asarray(segments(rng, 2, 8)), draw(rng)
+
+    def passes(mask):
+        return str(jax.make_jaxpr(lambda *x: cudnn(*x, mask=mask))(*inputs)).count("reduce_or")
+
+    own = Mask.self_attention(segments_bt, None, causal=True)
+    others = Mask(segments_bt, segments_bt, causal=True), own.replace(key_valid_bs=jnp.ones((2, 8), bool))
+    assert passes(own) == 0 and [passes(mask) for mask in others] == [1, 1]
+    assert_like_reference(cudnn, draw(rng), own)
+
+
 def crossing(rng, t, s):
     """Texts of 1 to 3 tokens: queries of each attend to keys of the same, of which some are invalid."""
     queries, keys = (jnp.asarray(np.sort(rng.integers(0, n // 2, (2, n)))) for n in (t, s))

@@ -32,6 +32,9 @@ class Mask:
     A pattern that draws at random has `seeds` (d,), each for h / d adjacent heads; attention makes them from
     `layer`, the index of the layer.
 
+    With `own_keys` queries and keys are those of one sequence, in the same places and segments, so that each
+    query is allowed its own key, unless `key_valid` masks it.
+
     With `ancestors` (m, r, s) groups of r rows share their keys and values: at index j, row i of a group
     attends only to the key of row `ancestors[i, j]`; kernels apply it in addition to the dense mask.
     """
@@ -49,6 +52,7 @@ class Mask:
     heads_per_seed: int = struct.field(pytree_node=False, default=1)
     start: int = struct.field(pytree_node=False, default=0)
     causal: bool = struct.field(pytree_node=False, default=False)
+    own_keys: bool = struct.field(pytree_node=False, default=False)
     pattern: Pattern | None = struct.field(pytree_node=False, default=None)
 
     def __post_init__(self) -> None:
@@ -76,7 +80,7 @@ class Mask:
         if positions_bt is None and segments_bt is not None:
             positions_bt = positions_in(segments_bt)
         places: Any = {"query_positions_bt": positions_bt, "key_positions_bs": positions_bt}
-        return cls(segments_bt, segments_bt, **places, causal=causal)
+        return cls(segments_bt, segments_bt, **places, causal=causal, own_keys=True)
 
     def positions(self, shape: tuple[int, ...]) -> jax.Array:
         """The positions of the queries, by default their indices, in an array of `shape` (b, t)."""
@@ -92,6 +96,7 @@ class Mask:
         valid_bs, there_1s = of(self.key_valid_bs), indices_s[None] >= 0
         return dataclasses.replace(
             self,
+            own_keys=False,
             key_segments_bs=of(self.key_segments_bs),
             key_valid_bs=there_1s if valid_bs is None else there_1s & valid_bs,
             key_positions_bs=of(self.key_positions_bs),

@@ -51,7 +51,7 @@ def cudnn(
     if mask.key_segments_bs is not None or mask.key_valid_bs is not None:
         allowed_bhts = mask.dense(t, s)
     q_bthk, scale = scoring.queries(q_bhtk).swapaxes(1, 2), scoring.scale or k**-0.5
-    seen_bhts = allowed_bhts
+    seen_bhts = None if mask.own_keys and mask.key_valid_bs is None else allowed_bhts
     if _in_columns(q_bthk, k_bsgk, mask, scoring):
         q_bthk, k_bsgk = _with_segments(q_bthk, k_bsgk, mask, scale)
         allowed_bhts = None
