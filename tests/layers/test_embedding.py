@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import re
 
 import jax
@@ -124,3 +125,17 @@ def test_capped_logits_against_float64(rng, tied):
     assert np.abs(x @ table).max() > 5
     np.testing.assert_allclose(logits[..., :50], 2.5 * np.tanh(x @ table[:, :50] / 2.5), atol=2e-5)
     np.testing.assert_array_equal(logits[..., 50:], PADDED_LOGIT)  # padding has no probability
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_in_bfloat16_are_those_in_float32_rounded_once(rng, tied):
+    tokens, x = jnp.arange(VOCAB)[None], jnp.asarray(rng.normal(size=(2, 3, 64)), jnp.bfloat16)
+    make, method = (Embedding, "attend") if tied else (functools.partial(Unembedding, multiple=128), None)
+    sizes = (VOCAB, 64) if tied else (VOCAB,)
+    plain, low = (make(*sizes, dtype="bfloat16", logits_dtype=name) for name in ("float32", "bfloat16"))
+    params = nn.meta.unbox(plain.init(jax.random.key(0), tokens if tied else x))
+    logits, rounded = (module.apply(params, x, method=method) for module in (plain, low))
+    assert rounded.dtype == jnp.float32
+    real = logits[..., :VOCAB].astype(jnp.bfloat16).astype(jnp.float32)
+    np.testing.assert_array_equal(rounded[..., :VOCAB], real)
+    assert (rounded[..., VOCAB:] == PADDED_LOGIT).all() and (logits[..., :VOCAB] != real).any()

@@ -43,6 +43,7 @@ class Embedding(nn.Module):
     rms: float = 0.0
     logit_scale: float = 1.0
     soft_cap: float = 0.0
+    logits_dtype: str = "float32"  # type in which the product of the logits is stored
     rows: str = "vocab"  # the logical axis of the table's rows; without a rule for it, each device has all
 
     def setup(self) -> None:
@@ -66,7 +67,8 @@ class Embedding(nn.Module):
     def attend(self, x_btd: jax.Array, part: Part = whole) -> jax.Array:
         """(b, t, d) -> float32 logits (b, t, v), with padded v; the logits of padding are `PADDED_LOGIT`."""
         table_vd = part(self.table, 0)
-        logits_btv = contract(x_btd, table_vd, dtype=self.dtype, out_dtype=jnp.float32, transposed=True)
+        types: Any = {"dtype": self.dtype, "out_dtype": self.logits_dtype}
+        logits_btv = contract(x_btd, table_vd, **types, transposed=True).astype(jnp.float32)
         return mask_padding(logits_btv * self.logit_scale, self.vocab_size, self.soft_cap)
 
     @property
@@ -82,6 +84,7 @@ class Unembedding(nn.Module):
     multiple: int = 128
     dtype: str = "float32"
     soft_cap: float = 0.0
+    logits_dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x_btd: jax.Array, part: Part = whole) -> jax.Array:
@@ -91,8 +94,8 @@ class Unembedding(nn.Module):
         kernel_dv = self.param(
             "kernel", init, (d_model, padded_size(self.vocab_size, self.multiple)), jnp.float32
         )
-        logits_btv = contract(x_btd, part(kernel_dv, 1), dtype=self.dtype, out_dtype=jnp.float32)
-        return mask_padding(logits_btv, self.vocab_size, self.soft_cap)
+        logits_btv = contract(x_btd, part(kernel_dv, 1), dtype=self.dtype, out_dtype=self.logits_dtype)
+        return mask_padding(logits_btv.astype(jnp.float32), self.vocab_size, self.soft_cap)
 
 
 def output_bias(module: nn.Module, vocab_size: int, multiple: int) -> jax.Array:

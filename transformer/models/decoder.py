@@ -44,13 +44,14 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         """Embedding, norm and output; `hidden` makes the stacked parameters of the blocks."""
         c = self.config
-        self.embedding = c.embedding(self.vocab_size, soft_cap=c.logit_soft_cap)
+        output: Any = {"soft_cap": c.logit_soft_cap, "logits_dtype": c.logits_dtype}
+        self.embedding = c.embedding(self.vocab_size, **output)
         self.position = c.positions()
         self.embedding_dropout = nn.Dropout(c.embedding_dropout)
         if c.norm_placement != "post":
             self.final_norm = c.normalization()
         if not c.tie_embeddings:
-            self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype, c.logit_soft_cap)
+            self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype, **output)
         if c.output_bias:
             self.output_bias = output_bias(self, self.vocab_size, c.vocab_multiple)
 

@@ -310,8 +310,12 @@ class TextConfig(StackConfig):
 class DecoderKeys(TextConfig):
     """The keys of a decoder."""
 
+    own: ClassVar[tuple[str, ...]] = (*TextConfig.own, "logits_dtype")
+
     tie_embeddings: bool = True  # one matrix for the embedding and the output
     logit_soft_cap: NonnegativeFloat = 0.0  # cap c of the output's logits, c tanh(logit / c); 0: none
+    # type in which logits are stored, with dtype=bfloat16; losses are computed in float32
+    logits_dtype: Annotated[Literal["float32", "bfloat16"], only("dtype", "bfloat16")] = "float32"
     scale_logits: bool = False  # divide what the logits are computed of by sqrt(d_model), as T5 does
     output_bias: bool = False  # add a learned bias of each token to the logits, as Marian does
     value_embeddings: tuple[int, ...] = ()  # layers that add a token's embedding to its values; -1: last

@@ -277,3 +277,22 @@ def test_a_run_may_go_on_with_other_parts():
     config = from_values(LanguageModelingConfig, here | {"experiment": "language_modeling"})
     before, now = flatten(there), flatten(to_values(config))
     assert before != now and differences(config, now, before, data_known=True) == ""
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_gradient_of_a_part_is_not_added_to_an_array_of_the_whole(rng, tied):
+    """Parts of the projection are inputs of the scan. Of a closure, the backward pass would carry the whole
+    gradient from part to part, and read and write it for each."""
+    head, params = decoder(rng, 1024, 128, tie_embeddings=tied)
+    x, targets = jnp.ones((2, 3, 8)), jnp.zeros((2, 3), jnp.int32)
+
+    def loss(params, x):
+        unembed = functools.partial(head, params)
+        return loss_of_states(unembed, x, targets, LossConfig(vocab_parts=8), 1024)[0].sum()
+
+    program = jax.make_jaxpr(jax.grad(loss, (0, 1)))(params, x)
+    scans = [eqn for eqn in program.eqns if eqn.primitive.name == "scan"]
+    carried = [
+        aval.size for eqn in scans for aval in eqn.params["jaxpr"].out_avals[: eqn.params["num_carry"]]
+    ]
+    assert len(scans) == 2 and max(carried) == x.size

@@ -56,11 +56,23 @@ def token_loss_in_parts(
       UserError: the padded vocabulary does not have this many equal parts on each device.
     """
 
+    arrays_k: list[jax.Array] = []
+
+    def all_parts(x: jax.Array, axis: int) -> jax.Array:
+        arrays_k.append(vocabulary_parts(x, axis, parts))
+        return arrays_k[-1][0]
+
+    # The arrays that are divided are those that the projection asks parts of, here for no token. As inputs of
+    # the scan they get the gradient of a part once; that of a closure would add an array of the size of the
+    # whole for each part.
+    width = unembed(x_btd[:, :0], all_parts).shape[-1]
+    all_parts(jnp.arange(width * parts), 0)
+
     @jax.checkpoint
-    def statistics(x_btd: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        part = vocabulary_part(k, parts)
-        logits_btv = unembed(x_btd, part).astype(jnp.float32)
-        tokens_v = part(jnp.arange(logits_btv.shape[-1] * parts), 0)
+    def statistics(x_btd: jax.Array, arrays: list[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        *rest, tokens_v = arrays
+        in_order = iter(rest)
+        logits_btv = unembed(x_btd, lambda x, axis: next(in_order)).astype(jnp.float32)
         is_real_v, is_target_btv = tokens_v < vocab_size, tokens_v == targets_bt[..., None]
         # Finite, since the gradient of a part of padding alone would be 0 times infinity.
         real_btv = jnp.where(is_real_v, logits_btv, jnp.finfo(jnp.float32).min)
@@ -70,7 +82,7 @@ def token_loss_in_parts(
     # In float32, since the gradients of all parts are added up in the type of x.
     x_btd = x_btd.astype(jnp.float32)
     _, (log_z_kbt, target_kbt, sum_kbt) = jax.lax.scan(
-        lambda _, k: (None, statistics(x_btd, k)), None, jnp.arange(parts)
+        lambda _, arrays: (None, statistics(x_btd, arrays)), None, arrays_k
     )
     log_z_bt = jax.nn.logsumexp(log_z_kbt, axis=0)
     nll_bt = log_z_bt - target_kbt.sum(axis=0)
@@ -86,24 +98,20 @@ def masked_sum(logits_btv: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(mask, logits_btv, 0.0), axis=-1)
 
 
-def vocabulary_part(k: jax.Array, parts: int) -> Part:
-    """Part number k: of each device's tokens the k-th of `parts` equal runs, so that a part is divided over
-    devices as the whole."""
-
-    def part(x: jax.Array, axis: int) -> jax.Array:
-        before, (size, *after), (_, shards) = x.shape[:axis], x.shape[axis:], sharded_over("vocab")
-        if size % (shards * parts):
-            each, on_each = size // shards, f" of each of {shards} devices" if shards > 1 else ""
-            nearest = min((n for n in range(1, each + 1) if each % n == 0), key=lambda n: abs(n - parts))
-            raise UserError(
-                f"config.loss.vocab_parts: {parts} does not divide the {each} tokens{on_each} (the "
-                "vocabulary with its padding); expected a divisor such as "
-                f"{nearest}, or another model.vocab_multiple"
-            )
-        x = x.reshape(*before, shards, parts, -1, *after)
-        return jax.lax.dynamic_index_in_dim(x, k, axis + 1, keepdims=False).reshape(*before, -1, *after)
-
-    return part
+def vocabulary_parts(x: jax.Array, axis: int, parts: int) -> jax.Array:
+    """The parts of x along the axis of the vocabulary, on a new first axis. Part k has of each device's
+    tokens the k-th of `parts` equal runs, so that a part is divided over devices as the whole."""
+    before, (size, *after), (_, shards) = x.shape[:axis], x.shape[axis:], sharded_over("vocab")
+    if size % (shards * parts):
+        each, on_each = size // shards, f" of each of {shards} devices" if shards > 1 else ""
+        nearest = min((n for n in range(1, each + 1) if each % n == 0), key=lambda n: abs(n - parts))
+        raise UserError(
+            f"config.loss.vocab_parts: {parts} does not divide the {each} tokens{on_each} (the "
+            "vocabulary with its padding); expected a divisor such as "
+            f"{nearest}, or another model.vocab_multiple"
+        )
+    x = jnp.moveaxis(x.reshape(*before, shards, parts, -1, *after), axis + 1, 0)
+    return x.reshape(parts, *before, -1, *after)
 
 
 def chunked(
