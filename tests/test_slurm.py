@@ -47,7 +47,8 @@ start=${{SLURM_RESTART_COUNT:-0}}
 case $start in
     0) [ "$SLURM_PROCID" = 1 ] && kill -KILL $$; sleep 300 ;;
     1) exit 143 ;;
-    *) found=$({python} -c 'from transformer.coordinators import find; print(*find(None, None, None))') ;;
+    *) found=$({python} -c 'from transformer.coordinators import find_coordinator as find
+print(*find(None, None, None))') ;;
 esac
 echo "start $start: $found"
 """

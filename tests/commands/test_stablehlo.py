@@ -17,7 +17,7 @@ from commands.exporters import stablehlo
 from tests import runs
 from transformer.decoding.exported import export
 from transformer.errors import UserError
-from transformer.layers import linear
+from transformer.layers import dot
 from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -136,7 +136,7 @@ def test_a_model_without_a_longest_sequence(tmp_path):
 )
 def test_programs_are_the_stepper_with_ragged_prompts(config, dtype, rng, monkeypatch):
     # As on a machine with one CPU device: by its manual layouts.
-    monkeypatch.setattr(linear, "is_single_cpu", lambda: True)
+    monkeypatch.setattr(dot, "is_single_cpu", lambda: True)
     keys = [("model.dtype", dtype)]
     run = opening.open_without_data(opening.read_config(f"configs/{config}.py:tiny"), keys)
     experiment = run.experiment

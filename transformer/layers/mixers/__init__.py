@@ -1,4 +1,4 @@
-"""Mixers, by the name that `model.mixer` gives: each one file. `basics` builds attention up step by step."""
+"""Mixers, by the name that `model.mixer` gives, each in one file."""
 
 from transformer.layers.attention.attention import Attention, MultiHeadAttention
 from transformer.layers.attention.latent import LatentAttention
