@@ -18,8 +18,8 @@ EDITS = {
             "holes_are_inputs": ("& (at % hole == 0)", ""),
             "all_of_an_operand_is_read": ("if others or not uses:", "if True:"),
             "on_the_chip_is_in_memory": ('not re.search(r"S\\([1-9]", layout)', "True"),
-            "what_is_passed_on_is_written": ("- sum(in_memory(each.result) for each in passed_on)", ""),
-            "updates_of_everything": ("- nbytes(each.result)\n        return max", "\n        return max"),
+            "what_is_passed_on_is_written": ("- sum(in_memory(nested.result) for nested in passed_on)", ""),
+            "updates_of_everything": ("- nbytes(nested.result)\n        return max", "\n        return max"),
         },
     ),
     "transformer/planning/collectives.py": (
@@ -33,20 +33,20 @@ EDITS = {
             "scatter_of_the_part": ('(ways if operation == "reduce-scatter" else 1)', "1"),
             "all_reduce_sends_once": ('(2 if self.operation == "all-reduce" else 1)', "1"),
             "fused_scatter_is_an_all_reduce": (
-                'dataclasses.replace(found, operation="reduce-scatter")',
-                "found",
+                'dataclasses.replace(nested, operation="reduce-scatter")',
+                "nested",
             ),
         },
     ),
     "transformer/planning/hardware.py": (
         "tests/planning/test_hardware.py",
         {
-            "one_card_for_a_group": ("each.sent / (each.ways - 1) * (parts - 1)", "share"),
+            "one_card_for_a_group": ("moved.sent / (moved.ways - 1) * (parts - 1)", "share"),
             "ends_are_joined": ("2 if span == size >= chip.wrapped else 1", "2"),
             "the_long_way_round": ("np.minimum(steps, sizes - steps)", "steps"),
             "first_group_counts": (
-                "max((_between_gpus(each, chip, group) for group in groups), key=lambda found: found[1])",
-                "_between_gpus(each, chip, groups[0])",
+                "max((_between_gpus(moved, chip, group) for group in groups), key=operator.itemgetter(1))",
+                "_between_gpus(moved, chip, groups[0])",
             ),
         },
     ),
@@ -71,7 +71,10 @@ EDITS = {
         "tests/planning/test_plan.py::test_rematerialisation_saves_the_inputs_of_blocks "
         "tests/planning/test_plan.py::test_microbatches_save_a_part",
         {
-            "inputs_are_saved": ("if id(each) not in given and", "if"),
+            "inputs_are_saved": (
+                "for variable in results if id(variable) not in invars}",
+                "for variable in results}",
+            ),
             "whole_batches_are_saved": ("(x.shape[0] // parts, *x.shape[1:])", "x.shape"),
         },
     ),
@@ -79,8 +82,8 @@ EDITS = {
         "tests/planning/test_search.py",
         {
             "given_meshes_change": ('not in (value, "-1")', "is None"),
-            "more_than_fits": ("if each.memory < FILLED * chip.usable:", "if True:"),
-            "slowest_first": ("sorted(found, key=lambda each: each.seconds)", "found"),
+            "more_than_fits": ("if candidate.memory < FILLED * chip.usable:", "if True:"),
+            "slowest_first": ('sorted(fitting, key=operator.attrgetter("seconds"))', "fitting"),
             "one_mesh_alone": ("others[: most - len(ways)]", "[]"),
         },
     ),

@@ -46,28 +46,35 @@ class Collective:
         return (2 if self.operation == "all-reduce" else 1) * self.size * (self.ways - 1) / self.ways
 
 
-def collective(program: Program, each: Instruction, devices: int) -> Collective | None:
+def collective(program: Program, instruction: Instruction, devices: int) -> Collective | None:
     """The collective operation that an instruction is, starts, or holds if it is a fusion; else None."""
-    name = each.opcode.removesuffix("-start")
+    name = instruction.opcode.removesuffix("-start")
     if name in OPERATIONS:
-        operation, started = name, each.opcode.endswith("-start")
-        groups = _groups(each.attributes, devices)
-        return Collective(operation, _moved(each.result, operation, started, groups.shape[1]), groups)
-    if each.opcode == "send" and (kind := each.attribute(r'_xla_megascale_transfer_type="(\w+)"')):
+        operation, started = name, instruction.opcode.endswith("-start")
+        groups = _groups(instruction.attributes, devices)
+        return Collective(operation, _moved(instruction.result, operation, started, groups.shape[1]), groups)
+    if instruction.opcode == "send" and (
+        kind := instruction.attribute(r'_xla_megascale_transfer_type="(\w+)"')
+    ):
         # Between slices of TPUs, each device of one and its fellows of the others.
-        slices = each.attribute(r'_xla_megascale_target="\{([\d,]+)\}').count(",") + 1
+        slices = instruction.attribute(r'_xla_megascale_target="\{([\d,]+)\}').count(",") + 1
         fellows = np.arange(devices).reshape(slices, -1).T
-        return Collective(kind.lower().replace("_", "-"), nbytes(top_level(each.result)[0]), fellows)
-    if each.opcode not in ("fusion", "async-start"):
+        return Collective(kind.lower().replace("_", "-"), nbytes(top_level(instruction.result)[0]), fellows)
+    if instruction.opcode not in ("fusion", "async-start"):
         return None
-    inside = [found for part in program.inside(each) if (found := collective(program, part, devices))]
+    inside = [
+        nested for part in program.inside(instruction) if (nested := collective(program, part, devices))
+    ]
     if not inside:
         return None
-    found = inside[0]
+    nested = inside[0]
     # On TPUs a fused all-reduce of which each device keeps its part is how a reduce-scatter is written.
-    if found.operation == "all-reduce" and "all-reduce-scatter" in each.called + each.attributes:
-        return dataclasses.replace(found, operation="reduce-scatter")
-    return found
+    if (
+        nested.operation == "all-reduce"
+        and "all-reduce-scatter" in instruction.called + instruction.attributes
+    ):
+        return dataclasses.replace(nested, operation="reduce-scatter")
+    return nested
 
 
 def _moved(result: str, operation: str, started: bool, ways: int) -> int:
@@ -82,14 +89,14 @@ def _moved(result: str, operation: str, started: bool, ways: int) -> int:
 
 def _groups(text: str, devices: int) -> np.ndarray:
     """`replica_groups` or `source_target_pairs`, in any of the ways in which they are written."""
-    if found := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}", text):
-        lists = [[int(n) for n in each.split(",")] for each in re.findall(r"\{([\d,]+)\}", found[1])]
+    if match := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}", text):
+        lists = [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", match[1])]
         longest = max(map(len, lists))
-        return np.array([each for each in lists if len(each) == longest])
-    if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        return _arranged(found[2], found[3]).reshape(_numbers(found[1]))
-    if found := re.search(r"replica_groups=mesh\[([^]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}", text):
-        return _of_mesh(found[1], found[2] or "", found[3])
+        return np.array([group for group in lists if len(group) == longest])
+    if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        return _arranged(match[2], match[3]).reshape(_numbers(match[1]))
+    if match := re.search(r"replica_groups=mesh\[([^]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}", text):
+        return _of_mesh(match[1], match[2] or "", match[3])
     return np.arange(devices)[None]
 
 
@@ -117,8 +124,8 @@ def _of_mesh(sizes: str, ids: str, chosen: str) -> np.ndarray:
             split += [(name, outer // done, False), (name, width, True)]
             done = outer * width
         split.append((name, size // done, False))
-    found = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", ids)
-    devices = _arranged(found[1], found[2]) if found else np.arange(math.prod(axes.values()))
+    match = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", ids)
+    devices = _arranged(match[1], match[2]) if match else np.arange(math.prod(axes.values()))
     devices = devices.reshape([size for _, size, _ in split])
     inside = [axis for axis, (_, _, taken) in enumerate(split) if taken]
     outside = [axis for axis, (_, _, taken) in enumerate(split) if not taken]

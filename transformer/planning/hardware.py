@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import operator
 import os
 import re
 from collections.abc import Sequence
@@ -121,9 +122,9 @@ def prepare(topology: str) -> None:
     os.environ.update(TO_COMPILE)
     jax.config.update("jax_platforms", "cpu")  # what is computed here are constants
     jax.config.update("jax_enable_compilation_cache", False)  # it cannot keep programs of other devices
-    if CHIPS[name].target and (found := importlib.util.find_spec("nvidia")):
+    if CHIPS[name].target and (nvidia := importlib.util.find_spec("nvidia")):
         # The assembler and libraries of CUDA, from the wheels.
-        folder = Path(next(iter(found.submodule_search_locations or [])), "cu13")
+        folder = Path(next(iter(nvidia.submodule_search_locations or [])), "cu13")
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_cuda_data_dir={folder}".strip()
 
@@ -141,8 +142,8 @@ def described(topology: str, slices: int = 1) -> list[Any]:
     try:
         if not chip.target:
             several = {"num_slices": slices} if slices > 1 else {}
-            found = topologies.get_topology_desc(topology_name=topology, platform="tpu", **several)
-            return list(found.devices)
+            description = topologies.get_topology_desc(topology_name=topology, platform="tpu", **several)
+            return list(description.devices)
         _answer_for_cudnn(chip)
         hosts, _, gpus = shape.rpartition("x")
         whole = f"1x{hosts or 1}x{gpus}"
@@ -152,8 +153,8 @@ def described(topology: str, slices: int = 1) -> list[Any]:
             ).devices
         )
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
-        raise UserError(f"--topology: {topology!r}: {said}") from None
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--topology: {topology!r}: {reason}") from None
 
 
 def _answer_for_cudnn(chip: Chip) -> None:
@@ -173,52 +174,52 @@ def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
     return max(known, key=lambda chip: len(chip.name), default=None)
 
 
-def duration(each: Collective, chip: Chip, devices: Sequence[jax.Device]) -> tuple[str, float]:
+def duration(moved: Collective, chip: Chip, devices: Sequence[jax.Device]) -> tuple[str, float]:
     """The slowest kind of link that a collective uses, and the seconds that it takes at full rate: the most
     of any of its groups of `devices`, in the order of the mesh."""
-    groups = [[devices[place] for place in group] for group in each.groups.tolist()]
+    groups = [[devices[place] for place in group] for group in moved.groups.tolist()]
     if not chip.wrapped:
-        return max((_between_gpus(each, chip, group) for group in groups), key=lambda found: found[1])
+        return max((_between_gpus(moved, chip, group) for group in groups), key=operator.itemgetter(1))
     sizes = np.max([device.coords for device in devices], axis=0) + 1  # type: ignore[attr-defined]
-    return max((_between_tpus(each, chip, group, sizes) for group in groups), key=lambda found: found[1])
+    return max((_between_tpus(moved, chip, group, sizes) for group in groups), key=operator.itemgetter(1))
 
 
-def _between_gpus(each: Collective, chip: Chip, group: list[Any]) -> tuple[str, float]:
+def _between_gpus(moved: Collective, chip: Chip, group: list[Any]) -> tuple[str, float]:
     hosts = len({device.process_index for device in group})
-    near, far = each.sent / chip.link, _far(each, hosts) / chip.network
+    near, far = moved.sent / chip.link, _far(moved, hosts) / chip.network
     return ("network", far) if far >= near else ("NVLink", near)
 
 
-def _between_tpus(each: Collective, chip: Chip, group: list[Any], sizes: np.ndarray) -> tuple[str, float]:
+def _between_tpus(moved: Collective, chip: Chip, group: list[Any], sizes: np.ndarray) -> tuple[str, float]:
     slices = len({slice_of(device) for device in group})
-    near, far = _in_torus(each, chip, group, sizes), _far(each, slices) / chip.network
+    near, far = _in_torus(moved, chip, group, sizes), _far(moved, slices) / chip.network
     return ("network", far) if far > near else ("ICI", near)
 
 
-def _far(each: Collective, parts: int) -> float:
+def _far(moved: Collective, parts: int) -> float:
     """The bytes that go through each network link where a group is in several parts, hosts or slices: a part
     gets what the others have through the links of all of its members."""
     if parts == 1:
         return 0.0
-    if each.operation.startswith("collective"):
-        return each.size
-    share = each.size * (1 - 1 / parts)
-    return share if "all-to-all" in each.operation else each.sent / (each.ways - 1) * (parts - 1)
+    if moved.operation.startswith("collective"):
+        return moved.size
+    share = moved.size * (1 - 1 / parts)
+    return share if "all-to-all" in moved.operation else moved.sent / (moved.ways - 1) * (parts - 1)
 
 
-def _in_torus(each: Collective, chip: Chip, group: list[Any], sizes: np.ndarray) -> float:
+def _in_torus(moved: Collective, chip: Chip, group: list[Any], sizes: np.ndarray) -> float:
     """In rings along the axes of the torus that the group spans, both ways where the ends are joined."""
     places = np.array([device.coords for device in group])
-    if each.operation.startswith("collective"):
+    if moved.operation.startswith("collective"):
         steps = np.abs(places[0] - places[-1])
         steps = np.where(sizes >= chip.wrapped, np.minimum(steps, sizes - steps), steps)
-        return each.size * max(1, int(steps.sum())) / chip.link
+        return moved.size * max(1, int(steps.sum())) / chip.link
     spans = [len(np.unique(axis)) for axis in places.T]
     rings = [
         2 if span == size >= chip.wrapped else 1 for span, size in zip(spans, sizes, strict=True) if span > 1
     ]
     if not rings:
         return 0.0
-    if "all-to-all" in each.operation:  # on average a quarter of a ring away, half of a line
-        return each.size * max(spans) / (4 * min(rings) * chip.link)
-    return each.sent / (sum(rings) * chip.link)
+    if "all-to-all" in moved.operation:  # on average a quarter of a ring away, half of a line
+        return moved.size * max(spans) / (4 * min(rings) * chip.link)
+    return moved.sent / (sum(rings) * chip.link)

@@ -45,8 +45,8 @@ class Instruction:
 
     def attribute(self, pattern: str) -> str:
         """The first group of a pattern in the attributes, or ""."""
-        found = re.search(pattern, self.attributes)
-        return found[1] if found else ""
+        match = re.search(pattern, self.attributes)
+        return match[1] if match else ""
 
     def numbers(self, attribute: str) -> list[int]:
         """The numbers of `attribute={1,2}`."""
@@ -86,14 +86,16 @@ class Program:
             if head := re.match(r"(ENTRY )?%?([\w.-]+) (?:\(.*)?\{$", line):
                 lines = computations[head[2]] = []
                 entry = head[2] if head[1] else entry
-            elif " = " in line and (found := _instruction(line)):
-                lines.append(found)
+            elif " = " in line and (instruction := _instruction(line)):
+                lines.append(instruction)
         return cls(computations, entry)
 
     def named(self, computation: str) -> dict[str, Instruction]:
         """The instructions of a computation by name."""
         if computation not in self._named:
-            self._named[computation] = {each.name: each for each in self.computations.get(computation, ())}
+            self._named[computation] = {
+                instruction.name: instruction for instruction in self.computations.get(computation, ())
+            }
         return self._named[computation]
 
     @functools.cached_property
@@ -116,27 +118,27 @@ class Program:
         if known := loop.attribute(r'known_trip_count":\{"n":"(\d+)"'):
             return int(known)
         condition = self.computations.get(loop.attribute(r"condition=%?([\w.-]+)"), [])
-        constants = [each.operands[0] for each in condition if each.opcode == "constant"]
+        constants = [instruction.operands[0] for instruction in condition if instruction.opcode == "constant"]
         return max([int(n) for n in constants if n.isdecimal()], default=1)
 
     def flops(self, computation: str, instruction: Instruction) -> dict[str, float]:
         """The FLOPs of its products, by the type of what is multiplied; those of the computation that it
         calls, but not of loops."""
-        found: dict[str, float] = {}
+        flops_by_type: dict[str, float] = {}
         if instruction.opcode in ("fusion", "call", "async-start", "custom-call"):
-            for each in self.inside(instruction):
-                for kind, number in self.flops(instruction.called, each).items():
-                    found[kind] = found.get(kind, 0) + number
+            for nested in self.inside(instruction):
+                for kind, number in self.flops(instruction.called, nested).items():
+                    flops_by_type[kind] = flops_by_type.get(kind, 0) + number
         elif instruction.opcode in ("dot", "convolution"):
             left, right = (self.named(computation)[name] for name in instruction.operands[:2])
             count = _dot_flops if instruction.opcode == "dot" else _convolution_flops
-            found[_kind(left.result)] = count(instruction, left.shape, right.shape)
+            flops_by_type[_kind(left.result)] = count(instruction, left.shape, right.shape)
         if instruction.of_cublas:
             left = self.named(computation)[instruction.operands[0]]
             axes = instruction.attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
             summed = math.prod(left.shape[int(axis)] for axis in re.findall(r"\d+", axes))
-            found[_kind(left.result)] = 2.0 * math.prod(instruction.shape) * summed
-        return found
+            flops_by_type[_kind(left.result)] = 2.0 * math.prod(instruction.shape) * summed
+        return flops_by_type
 
     def traffic(self, computation: str, instruction: Instruction) -> int:
         """Bytes that an instruction reads from and writes to the memory of the device.
@@ -157,52 +159,52 @@ class Program:
         operands = [names[name] for name in instruction.operands if name in names]
         if instruction.of_cublas and instruction.result.startswith("("):  # the last one is space to work in
             result = "".join(top_level(instruction.result)[:-1])
-            return in_memory(result) + sum(in_memory(each.result) for each in operands)
+            return in_memory(result) + sum(in_memory(operand.result) for operand in operands)
         if instruction.opcode in ("dynamic-update-slice", "scatter") and len(operands) > 1:
             return 2 * in_memory(operands[-1 if instruction.opcode == "scatter" else 1].result)
         if instruction.opcode == "fusion":
             return self._fusion_traffic(instruction, operands)
-        return in_memory(instruction.result) + sum(in_memory(each.result) for each in operands)
+        return in_memory(instruction.result) + sum(in_memory(operand.result) for operand in operands)
 
     def _fusion_traffic(self, fusion: Instruction, operands: list[Instruction]) -> int:
         """The bytes of operands and results, but for what is only passed on, sliced or updated in place."""
         inside, named, users = self.inside(fusion), self.named(fusion.called), self._users(fusion.called)
-        parameters = {each.operands[0]: each.name for each in inside if each.opcode == "parameter"}
+        parameters = {nested.operands[0]: nested.name for nested in inside if nested.opcode == "parameter"}
         results = inside[-1].operands if inside and inside[-1].opcode == "tuple" else ()
         passed_on = [named[name] for name in results if named[name].opcode in PASSED_ON]
-        total = in_memory(fusion.result) - sum(in_memory(each.result) for each in passed_on)
+        total = in_memory(fusion.result) - sum(in_memory(nested.result) for nested in passed_on)
         for number, operand in enumerate(operands):
             uses = _uses(users, parameters.get(str(number), ""))
-            sliced = [each for each, place in uses if each.opcode == "dynamic-slice" and place == 0]
+            sliced = [nested for nested, place in uses if nested.opcode == "dynamic-slice" and place == 0]
             others = [
-                each
-                for each, place in uses
-                if not ((each.opcode in IN_PARTS and place == 0) or each.opcode in (*PASSED_ON, "tuple"))
+                nested
+                for nested, place in uses
+                if not ((nested.opcode in IN_PARTS and place == 0) or nested.opcode in (*PASSED_ON, "tuple"))
             ]
             if others or not uses:
                 total += in_memory(operand.result)
             else:
-                total += min(in_memory(operand.result), sum(nbytes(each.result) for each in sliced))
-        for each in inside:
-            if each.opcode == "dynamic-update-slice":
-                total += nbytes(named[each.operands[1]].result) - nbytes(each.result)
+                total += min(in_memory(operand.result), sum(nbytes(nested.result) for nested in sliced))
+        for nested in inside:
+            if nested.opcode == "dynamic-update-slice":
+                total += nbytes(named[nested.operands[1]].result) - nbytes(nested.result)
         return max(0, total)
 
     def _users(self, computation: str) -> dict[str, list[Instruction]]:
-        found: dict[str, list[Instruction]] = {}
-        for each in self.computations.get(computation, ()):
-            for name in each.operands:
-                found.setdefault(name, []).append(each)
-        return found
+        users: dict[str, list[Instruction]] = {}
+        for instruction in self.computations.get(computation, ()):
+            for name in instruction.operands:
+                users.setdefault(name, []).append(instruction)
+        return users
 
 
 def _uses(users: Mapping[str, list[Instruction]], name: str) -> list[tuple[Instruction, int]]:
     """The instructions that use a value, also through bitcasts, each with its place among the operands."""
-    found: list[tuple[Instruction, int]] = []
-    for each in users.get(name, []):
-        through = each.opcode == "bitcast"
-        found += _uses(users, each.name) if through else [(each, each.operands.index(name))]
-    return found
+    uses: list[tuple[Instruction, int]] = []
+    for user in users.get(name, []):
+        through = user.opcode == "bitcast"
+        uses += _uses(users, user.name) if through else [(user, user.operands.index(name))]
+    return uses
 
 
 def nbytes(text: str) -> int:
@@ -242,7 +244,9 @@ def _instruction(line: str) -> Instruction | None:
         return None
     end = _closing(rest[len(opcode) :]) + len(opcode)
     listed = rest[len(opcode) + 1 : end - 1]
-    operands = tuple(each.split()[-1].strip("()%") for each in top_level(f"({listed})") if each.strip("()"))
+    operands = tuple(
+        operand.split()[-1].strip("()%") for operand in top_level(f"({listed})") if operand.strip("()")
+    )
     if opcode in ("parameter", "constant"):
         operands = (listed,)
     return Instruction(name.lstrip("%"), result, opcode, operands, rest[end:])
@@ -259,13 +263,13 @@ def _closing(text: str) -> int:
 
 
 def _shapes(text: str) -> list[tuple[int, ...]]:
-    found = [tuple(int(n) for n in shape.split(",") if n) for _, shape, _ in ARRAY.findall(text)]
-    return found or [()]
+    shapes = [tuple(int(n) for n in shape.split(",") if n) for _, shape, _ in ARRAY.findall(text)]
+    return shapes or [()]
 
 
 def _kind(text: str) -> str:
-    found = ARRAY.search(text)
-    return found[1] if found else "f32"
+    match = ARRAY.search(text)
+    return match[1] if match else "f32"
 
 
 def _dot_flops(dot: Instruction, left: tuple[int, ...], _: tuple[int, ...]) -> float:
@@ -273,20 +277,23 @@ def _dot_flops(dot: Instruction, left: tuple[int, ...], _: tuple[int, ...]) -> f
     return 2.0 * math.prod(dot.shape) * summed
 
 
-def _convolution_flops(each: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float:
+def _convolution_flops(convolution: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float:
     """2 x (batch) x (features out) x (features in) x (pairs of an output and a kernel place that meet an
     input); products with batch axes are such convolutions on TPUs."""
-    labels = each.attribute(r"dim_labels=([\w?]+)_"), each.attribute(r"dim_labels=[\w?]+_([\w?]+)->")
+    labels = (
+        convolution.attribute(r"dim_labels=([\w?]+)_"),
+        convolution.attribute(r"dim_labels=[\w?]+_([\w?]+)->"),
+    )
     (b, f), (i, o) = (
         (labels[0].index("b"), labels[0].index("f")),
         (labels[1].index("i"), labels[1].index("o")),
     )
     pairs = 1.0
-    windows = dict(re.findall(r"(\w+)=([\dx_-]+)", each.attribute(r"window=\{([^}]*)\}")))
+    windows = dict(re.findall(r"(\w+)=([\dx_-]+)", convolution.attribute(r"window=\{([^}]*)\}")))
     for axis, place in enumerate(sorted(c for c in labels[0] if c.isdigit())):
         size_in, kernel = left[labels[0].index(place)], right[labels[1].index(place)]
-        pairs *= _meetings(size_in, kernel, {name: each.split("x")[axis] for name, each in windows.items()})
-    groups = int(each.attribute(r"batch_group_count=(\d+)") or 1)
+        pairs *= _meetings(size_in, kernel, {name: sizes.split("x")[axis] for name, sizes in windows.items()})
+    groups = int(convolution.attribute(r"batch_group_count=(\d+)") or 1)
     return 2.0 * left[b] / groups * right[o] * right[i] * pairs if f != b else 0.0
 
 
@@ -307,9 +314,9 @@ def _meetings(size: int, kernel: int, window: Mapping[str, str]) -> int:
 def walk(program: Program, computation: str, times: int = 1) -> Iterator[tuple[str, Instruction, int]]:
     """(computation, instruction, times that it runs) for all instructions that run one after another, those
     of loops and calls among them."""
-    for each in program.computations.get(computation, ()):
-        if each.opcode in CALLS:
-            body, trips = program.body(each)
+    for instruction in program.computations.get(computation, ()):
+        if instruction.opcode in CALLS:
+            body, trips = program.body(instruction)
             yield from walk(program, body, times * trips)
         else:
-            yield computation, each, times
+            yield computation, instruction, times

@@ -74,9 +74,10 @@ def saved_bytes(run: Run) -> int:
     with run.placed():
         inputs = params, part(experiment.batch_shapes()), part(run.abstract.carry)
         program = jax.make_jaxpr(backward)(*inputs).jaxpr
-    given = {id(each) for each in program.invars}
-    found = {id(each): each.aval for each in program.outvars if id(each) not in given and _is_variable(each)}
-    return sum(math.prod(each.shape) * _itemsize(each.dtype) for each in found.values())
+    invars = {id(variable) for variable in program.invars}
+    results = [variable for variable in program.outvars if _is_variable(variable)]
+    saved = {id(variable): variable.aval for variable in results if id(variable) not in invars}
+    return sum(math.prod(aval.shape) * _itemsize(aval.dtype) for aval in saved.values())
 
 
 def rows_apart(mesh: jax.sharding.Mesh) -> int:
@@ -92,8 +93,8 @@ def held(tree: Any) -> int:
     )
 
 
-def _is_variable(each: Any) -> bool:
-    return not hasattr(each, "val")  # a literal has one
+def _is_variable(variable: Any) -> bool:
+    return not hasattr(variable, "val")  # a literal has one
 
 
 def _itemsize(dtype: Any) -> int:

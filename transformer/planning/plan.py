@@ -142,8 +142,8 @@ def lines(plan: Plan, price: float = 0.0) -> Iterator[str]:
         yield plan.attention
     yield ""
     yield f"memory per device          {gb}B"
-    for name, each in dataclasses.asdict(plan.memory).items():
-        yield f"  {name:16} {each / size:10.2f}"
+    for name, nbytes in dataclasses.asdict(plan.memory).items():
+        yield f"  {name:16} {nbytes / size:10.2f}"
     yield f"  {'total':16} {plan.memory.total / size:10.2f}{_against(plan)}"
     yield ""
     yield from _times(plan)
@@ -168,7 +168,7 @@ def _against(plan: Plan) -> str:
 def _unit(largest: float, prefixes: str = "GM") -> tuple[float, str]:
     """The unit of a column of numbers, and its prefix: the first of which there is a tenth."""
     sizes = {"T": 1e12, "G": 1e9, "M": 1e6}
-    prefix = next((each for each in prefixes if largest >= 0.1 * sizes[each]), "M")
+    prefix = next((prefix for prefix in prefixes if largest >= 0.1 * sizes[prefix]), "M")
     return sizes[prefix], prefix
 
 
@@ -185,20 +185,24 @@ def _network(rows: Sequence[Moved]) -> Iterator[str]:
 
 
 def _times(plan: Plan) -> Iterator[str]:
-    found = plan.schedule
-    unit, tera = _unit(found.flops, "TGM")
-    size, gb = _unit(found.traffic)
+    schedule = plan.schedule
+    unit, tera = _unit(schedule.flops, "TGM")
+    size, gb = _unit(schedule.traffic)
     counted = f"; MFU counts {plan.model_flops / unit:.2f}" if plan.model_flops else ""
     flops, traffic = (
-        f"{found.flops / unit:.2f} {tera}FLOP",
-        f"{found.traffic / size:.1f} {gb}B read and written",
+        f"{schedule.flops / unit:.2f} {tera}FLOP",
+        f"{schedule.traffic / size:.1f} {gb}B read and written",
     )
     yield f"{flops} per device and step{counted}; {traffic}"
     if not plan.seconds:
         yield f"times are not known: {plan.kind} is not in the table of transformer/planning/hardware.py"
         return
-    parts = {"products": found.products, "memory": found.memory, "waiting for network": found.exposed}
+    parts = {
+        "products": schedule.products,
+        "memory": schedule.memory,
+        "waiting for network": schedule.exposed,
+    }
     yield f"time of a step             ms  (at {plan.efficiency:.0%} of the data sheet's rates)"
     for name, seconds in parts.items():
         yield f"  {name:19} {seconds / plan.efficiency * 1e3:7.1f}"
-    yield f"  {'total':19} {plan.seconds * 1e3:7.1f}  bound by {found.bound}"
+    yield f"  {'total':19} {plan.seconds * 1e3:7.1f}  bound by {schedule.bound}"

@@ -90,15 +90,19 @@ def schedule(program: Program, chip: Chip | None, devices: Sequence[Any], attent
     `attention_flops` are those of the forward pass of all layers' attention on one device, for kernels whose
     products are not in the program.
     """
-    kernels = [(_label(each), times) for _, each, times in walk(program, program.entry) if _is_kernel(each)]
+    kernels = [
+        (_label(instruction), times)
+        for _, instruction, times in walk(program, program.entry)
+        if _is_kernel(instruction)
+    ]
     once = sum(times for label, times in kernels if re.search(ONCE, label))
-    found = _Scheduler(program, chip, devices, attention_flops / max(1, once)).run(program.entry)
+    scheduled = _Scheduler(program, chip, devices, attention_flops / max(1, once)).run(program.entry)
     rows = [
         Moved(operation, link, ways, int(times), size, sent, seconds, max(0.0, seconds - waited))
-        for (operation, link, ways), (times, size, sent, seconds, waited) in sorted(found.moved.items())
+        for (operation, link, ways), (times, size, sent, seconds, waited) in sorted(scheduled.moved.items())
     ]
-    parts = found.products, found.memory, found.exposed, found.flops, found.traffic
-    return Schedule(found.now, *parts, tuple(rows))
+    parts = scheduled.products, scheduled.memory, scheduled.exposed, scheduled.flops, scheduled.traffic
+    return Schedule(scheduled.now, *parts, tuple(rows))
 
 
 @dataclasses.dataclass
@@ -121,48 +125,48 @@ class _Scheduler:
                 time.exposed += waited
                 time.moved[key][-1] += waited
 
-        for each in self.program.computations.get(computation, ()):
-            if each.opcode in CALLS:
-                body, times = self.program.body(each)
+        for instruction in self.program.computations.get(computation, ()):
+            if instruction.opcode in CALLS:
+                body, times = self.program.body(instruction)
                 time.add(self.run(body, above | under_way.keys()), times)
                 continue
-            if each.opcode.endswith("-done"):
-                started = self.program.named(computation).get(each.operands[0])
+            if instruction.opcode.endswith("-done"):
+                started = self.program.named(computation).get(instruction.operands[0])
                 wait(_rendezvous(started) if started else "")
-                wait(each.operands[0])
+                wait(instruction.operands[0])
                 continue
-            channel = self._channel(each)
+            channel = self._channel(instruction)
             known = channel in under_way or channel in above
-            found = None if known else collective(self.program, each, len(self.devices))
-            if found is not None:
-                link, seconds = self._duration(found)
-                key = (found.operation, link, found.ways)
+            moved = None if known else collective(self.program, instruction, len(self.devices))
+            if moved is not None:
+                link, seconds = self._duration(moved)
+                key = (moved.operation, link, moved.ways)
                 network = max(network, time.now) + seconds
                 row = time.moved.setdefault(key, [0.0] * 5)
-                row[:4] = [a + b for a, b in zip(row, (1, found.size, found.sent, seconds), strict=False)]
-                under_way[channel or each.name] = network, key
-                if not (channel or each.opcode.endswith("-start")):
-                    wait(each.name)
-                    time.traffic += self.program.traffic(computation, each)
+                row[:4] = [a + b for a, b in zip(row, (1, moved.size, moved.sent, seconds), strict=False)]
+                under_way[channel or instruction.name] = network, key
+                if not (channel or instruction.opcode.endswith("-start")):
+                    wait(instruction.name)
+                    time.traffic += self.program.traffic(computation, instruction)
                     continue
-            self._compute(time, computation, each)
-            if channel and self._ends(each):
+            self._compute(time, computation, instruction)
+            if channel and self._ends(instruction):
                 wait(channel)
         for name in [*under_way]:
             wait(name)
         return time
 
-    def _compute(self, time: _Time, computation: str, each: Instruction) -> None:
-        if each.opcode in FREE:
+    def _compute(self, time: _Time, computation: str, instruction: Instruction) -> None:
+        if instruction.opcode in FREE:
             return
-        flops = self.program.flops(computation, each)
-        if _is_kernel(each):
-            factor = next(factor for name, factor in KERNELS if re.search(name, _label(each)))
+        flops = self.program.flops(computation, instruction)
+        if _is_kernel(instruction):
+            factor = next(factor for name, factor in KERNELS if re.search(name, _label(instruction)))
             flops = {"bf16": factor * self.kernel_flops}
-        traffic = self.program.traffic(computation, each)
+        traffic = self.program.traffic(computation, instruction)
         time.flops += sum(flops.values())
         time.traffic += traffic
-        if self.chip is None or each.opcode.endswith("-start"):
+        if self.chip is None or instruction.opcode.endswith("-start"):
             return
         products = sum(number / self.chip.flops(kind) for kind, number in flops.items())
         memory = traffic / self.chip.bandwidth
@@ -171,34 +175,39 @@ class _Scheduler:
         else:
             time.memory += memory
 
-    def _duration(self, found: Collective) -> tuple[str, float]:
-        return duration(found, self.chip, self.devices) if self.chip else ("", 0.0)
+    def _duration(self, moved: Collective) -> tuple[str, float]:
+        return duration(moved, self.chip, self.devices) if self.chip else ("", 0.0)
 
-    def _channel(self, each: Instruction) -> str:
+    def _channel(self, instruction: Instruction) -> str:
         """The channel of a collective that several instructions work on, one after another (on TPUs), or
         ""."""
-        if each.opcode == "send":
-            return _rendezvous(each)
-        if each.opcode != "fusion":
+        if instruction.opcode == "send":
+            return _rendezvous(instruction)
+        if instruction.opcode != "fusion":
             return ""
-        inside = self.program.inside(each)
-        if not any("AsyncCollective" in part.attributes for part in inside) and "async" not in each.called:
+        inside = self.program.inside(instruction)
+        if (
+            not any("AsyncCollective" in part.attributes for part in inside)
+            and "async" not in instruction.called
+        ):
             return ""
         channels = (part.attribute(r"channel_id=(\d+)") for part in inside)
-        return next((f"channel {found}" for found in channels if found), "")
+        return next((f"channel {number}" for number in channels if number), "")
 
-    def _ends(self, each: Instruction) -> bool:
-        return any("AsyncCollectiveDone" in part.attributes for part in self.program.inside(each))
-
-
-def _is_kernel(each: Instruction) -> bool:
-    return each.opcode == "custom-call" and any(re.search(name, _label(each)) for name, _ in KERNELS)
+    def _ends(self, instruction: Instruction) -> bool:
+        return any("AsyncCollectiveDone" in part.attributes for part in self.program.inside(instruction))
 
 
-def _rendezvous(each: Instruction) -> str:
+def _is_kernel(instruction: Instruction) -> bool:
+    return instruction.opcode == "custom-call" and any(
+        re.search(name, _label(instruction)) for name, _ in KERNELS
+    )
+
+
+def _rendezvous(instruction: Instruction) -> str:
     """The name that the send and the receive of a transfer between slices share, or ""."""
-    return each.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"')
+    return instruction.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"')
 
 
-def _label(each: Instruction) -> str:
-    return each.name + " " + each.attribute(r'custom_call_target="([^"]*)"')
+def _label(instruction: Instruction) -> str:
+    return instruction.name + " " + instruction.attribute(r'custom_call_target="([^"]*)"')

@@ -4,6 +4,7 @@ best are compiled."""
 import contextlib
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ class Candidate:
         return " ".join(f"--config.{key}={value}" for key, value in self.keys.items())
 
 
-def candidates(planned: Planned, given: Overrides) -> list[Candidate]:
+def candidates(planned: Planned, overrides: Overrides) -> list[Candidate]:
     """All meshes over `data`, `fsdp` and `tensor`, each with every rematerialisation and the fewest
     microbatches and parts of the vocabulary with which it is expected to fit, fastest first. Other axes and
     keys that are given stay.
@@ -63,35 +64,35 @@ def candidates(planned: Planned, given: Overrides) -> list[Candidate]:
       UserError: devices whose rates are not known, or no such mesh can be.
     """
     all_left = {"data": "1", "fsdp": "1", "tensor": "-1"}  # divides any batch
-    first: Any = planned([*given, *_mesh_keys(all_left).items()])
+    first: Any = planned([*overrides, *_mesh_keys(all_left).items()])
     devices, left = [*first.mesh.devices.flat], first.mesh.shape["tensor"]
     chip = chip_of(devices)
     if chip is None:
         raise UserError(f"--search: the rates of {devices[0].device_kind} are not known; give --topology")
-    fixed = dict(given)
+    fixed = dict(overrides)
     remats = [first.config.model.remat] if "model.remat" in fixed else REMATS
     parts = [first.config.parallel.microbatches] if "parallel.microbatches" in fixed else PARTS
     has_logits = isinstance(vars(first.config).get("loss"), LogitsConfig) and "loss.vocab_parts" not in fixed
-    logits = [{"loss.vocab_parts": str(each)} for each in LOGITS] if has_logits else [{}]
+    logits = [{"loss.vocab_parts": str(number)} for number in LOGITS] if has_logits else [{}]
 
     whole: dict[Any, int] = {}
-    found, refused = [], "none has the sizes that are given"
+    fitting, refused = [], "none has the sizes that are given"
     for sizes in meshes(left):
         mesh = _mesh_keys(sizes)
         if any(fixed.get(key, value) not in (value, "-1") for key, value in mesh.items()):
             continue
         try:
-            run = planned([*given, *mesh.items(), ("parallel.microbatches", str(parts[0]))])
+            run = planned([*overrides, *mesh.items(), ("parallel.microbatches", str(parts[0]))])
             _ = run.abstract
         except UserError as error:  # the mesh divides neither the batch nor all parameters
             refused = str(error)
             continue
         if not whole:
-            once = [*given, *mesh.items(), ("parallel.microbatches", "1")]
+            once = [*overrides, *mesh.items(), ("parallel.microbatches", "1")]
             for remat, some in itertools.product(remats, logits):
                 with contextlib.suppress(UserError):  # the vocabulary does not have this many equal parts
-                    each_run = planned([*once, ("model.remat", remat), *some.items()])
-                    whole[remat, *some.values()] = saved_bytes(each_run)
+                    run_of_one_batch = planned([*once, ("model.remat", remat), *some.items()])
+                    whole[remat, *some.values()] = saved_bytes(run_of_one_batch)
         rows = run.config.train.batch_size // rows_apart(run.mesh)
         for remat in remats:
             for part, some in itertools.product(parts, logits):
@@ -99,13 +100,13 @@ def candidates(planned: Planned, given: Overrides) -> list[Candidate]:
                 if saved is None or rows % part:
                     continue
                 keys = mesh | {"model.remat": remat, "parallel.microbatches": str(part)} | some
-                each = estimated(run, keys, saved / part, chip)
-                if each.memory < FILLED * chip.usable:
-                    found.append(each)
+                candidate = estimated(run, keys, saved / part, chip)
+                if candidate.memory < FILLED * chip.usable:
+                    fitting.append(candidate)
                     break
     if not whole:
         raise UserError(f"--search: no mesh of data x fsdp x tensor over {left} devices can be: {refused}")
-    return sorted(found, key=lambda each: each.seconds)
+    return sorted(fitting, key=operator.attrgetter("seconds"))
 
 
 def _mesh_keys(sizes: Mapping[str, Any]) -> dict[str, str]:
@@ -145,12 +146,12 @@ def estimated(run: Run, keys: dict[str, str], saved: float, chip: Chip) -> Candi
         ("data", "all-reduce", 4 * whole / mesh.shape["fsdp"]),
         ("tensor", "all-reduce", 4 * config.model.num_layers * states),
     ]
-    return Candidate(keys, memory, seconds + sum(_seconds(run, chip, *each) for each in moved))
+    return Candidate(keys, memory, seconds + sum(_seconds(run, chip, *product) for product in moved))
 
 
 def _seconds(run: Run, chip: Chip, axis: str, operation: str, size: float) -> float:
     """The time of a collective over an axis of the mesh."""
-    shape = [run.mesh.shape[each] for each in AXES]
+    shape = [run.mesh.shape[name] for name in AXES]
     if run.mesh.shape[axis] == 1:
         return 0.0
     places = np.moveaxis(np.arange(run.mesh.size).reshape(shape), AXES.index(axis), -1)
@@ -159,38 +160,40 @@ def _seconds(run: Run, chip: Chip, axis: str, operation: str, size: float) -> fl
 
 
 def ranking(
-    planned: Planned, given: Overrides, most: int, efficiency: float | None
+    planned: Planned, overrides: Overrides, most: int, efficiency: float | None
 ) -> Iterator[tuple[Candidate, Plan | None, str]]:
     """At most `most` candidates, as they are compiled: their plan, or None and why there is none. Half of
     them are ways to rematerialise on the mesh that is expected to be best, half other meshes with the best
     way."""
-    found = candidates(planned, given)
+    ranked = candidates(planned, overrides)
     tried: list[tuple[Candidate, Plan]] = []
 
-    def way(each: Candidate) -> list[tuple[str, str]]:
-        return [(key, value) for key, value in each.keys.items() if "mesh" not in key]
+    def way(candidate: Candidate) -> list[tuple[str, str]]:
+        return [(key, value) for key, value in candidate.keys.items() if "mesh" not in key]
 
-    def mesh(each: Candidate) -> list[tuple[str, str]]:
-        return [(key, value) for key, value in each.keys.items() if "mesh" in key]
+    def mesh(candidate: Candidate) -> list[tuple[str, str]]:
+        return [(key, value) for key, value in candidate.keys.items() if "mesh" in key]
 
     def compiled(some: Sequence[Candidate]) -> Iterator[tuple[Candidate, Plan | None, str]]:
-        for each in some:
+        for candidate in some:
             try:
-                plan = make_plan(planned([*given, *each.keys.items()]), efficiency)
+                plan = make_plan(planned([*overrides, *candidate.keys.items()]), efficiency)
             except TooLarge as error:
-                yield each, None, f"does not fit: {error}"
+                yield candidate, None, f"does not fit: {error}"
                 continue
             except UserError as error:  # the mesh does not divide what the step computes
-                yield each, None, str(error)
+                yield candidate, None, str(error)
                 continue
             if plan.fits:
-                tried.append((each, plan))
-            yield each, plan, ""
+                tried.append((candidate, plan))
+            yield candidate, plan, ""
 
-    if not found:
+    if not ranked:
         return
-    ways = [each for each in found if mesh(each) == mesh(found[0])][: (most + 1) // 2]
+    ways = [candidate for candidate in ranked if mesh(candidate) == mesh(ranked[0])][: (most + 1) // 2]
     yield from compiled(ways)
-    best = min(tried, key=lambda one: one[1].seconds)[0] if tried else found[0]
-    others = [each for each in found if each not in ways and way(each)[0] == way(best)[0]]
+    best = min(tried, key=lambda one: one[1].seconds)[0] if tried else ranked[0]
+    others = [
+        candidate for candidate in ranked if candidate not in ways and way(candidate)[0] == way(best)[0]
+    ]
     yield from compiled(others[: most - len(ways)])
