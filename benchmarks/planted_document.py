@@ -50,6 +50,7 @@ def found(folder: Path, seed: int) -> bool:
     planted = write_documents(folder / "documents", random.Random(seed))
     source = f"text:{folder}/documents/*.txt"
     keys = {"data.source": source, "data.validation_source": source, "data.tokenizer": "bytes"}
+    keys |= {"data.overlap": 1.0}  # all of the validation data, in which documents are looked for
     keys |= {"data.sequence_length": 64, "model.d_model": 32, "model.d_ff": 64, "seed": seed}
     keys |= {"train.steps": 120, "train.batch_size": 8, "train.log_every": 1, "train.sample_every": 0}
     keys |= {"train.evaluate_every": 120, "train.checkpoint_every": 120, "optimizer.warmup_steps": 10}
