@@ -105,3 +105,16 @@ def test_a_topology_that_does_not_exist():
     assert found.returncode == 2
     assert found.stderr.startswith("error: --topology: 'v5e:3x5':")
     assert found.stderr.count("\n") == 1
+
+
+@needs("jax_cuda13_plugin")
+def test_logits_in_bfloat16_are_read_and_written_in_half_the_bytes(tmp_path):
+    traffic = {}
+    for name in ("float32", "bfloat16"):
+        out = tmp_path / f"{name}.json"
+        keys = "--topology=h200:1x1", f"--output={out}", f"--config.model.logits_dtype={name}"
+        planned = plan("--config=configs/papers/gpt2.py", *KEYS, "--config.parallel.mesh.data=1", *keys)
+        assert planned.returncode == 0, planned.stderr
+        traffic[name] = json.loads(out.read_text())["schedule"]["traffic"]
+    # Once written and twice read, by the loss and its gradient, and the gradient written: 2 bytes less each.
+    assert traffic["float32"] - traffic["bfloat16"] > 0.9 * 4 * 2 * 64 * 512 * 50_257
