@@ -92,13 +92,13 @@ def evaluate(
 
     folder, changes = named(workdir), list(overrides)
     check_file("--per_document", per_document)
-    keys, there = {key for key, _ in changes}, flatten(stored_config(folder))
+    keys, stored = {key for key, _ in changes}, flatten(stored_config(folder))
     check_run_file(folder.evaluation)
     read_evaluations(folder.evaluation)  # raises on a damaged file before anything is evaluated
     for key, _ in changes:
         if key.startswith("sample."):
             raise UserError(f"--config.{key}: --mode=evaluate samples nothing")
-    whole = [(key, "0") for key in LIMITS if key in there and key not in keys]
+    whole = [(key, "0") for key in LIMITS if key in stored and key not in keys]
     run = reopen_run(workdir, [*changes, *whole])
     predictions = run.experiment.predictions  # type: ignore[attr-defined]
     if target and predictions is None:

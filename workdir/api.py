@@ -138,32 +138,32 @@ def samples(workdir: str | os.PathLike) -> dict[int, str]:
     folder.vet()
     if not folder.config.is_file():
         raise UserError(f"{folder.path}: it has no run; expected the folder of one")
-    found = sorted(folder.samples.glob("*.txt"))
-    return {int(path.stem): path.read_text(encoding="utf-8") for path in found}
+    files = sorted(folder.samples.glob("*.txt"))
+    return {int(path.stem): path.read_text(encoding="utf-8") for path in files}
 
 
 def curves(workdirs: Mapping[str, str | os.PathLike], metric: str = "train/loss") -> Picture:
     """The curves of a metric of runs, {label: folder}, in one plot. Raises `UserError` if a run lacks it."""
-    found = {name: metrics(path) for name, path in workdirs.items()}
-    for name, series in found.items():
+    series_by_name = {name: metrics(path) for name, path in workdirs.items()}
+    for name, series in series_by_name.items():
         if metric not in series:
             raise UserError(f"{metric!r}: not measured in {workdirs[name]}; {suggest(metric, series)}")
-    return Picture(draw_curves, [(name, [series[metric]]) for name, series in found.items()], metric)
+    return Picture(draw_curves, [(name, [series[metric]]) for name, series in series_by_name.items()], metric)
 
 
 def attention_maps(run: Run, params: Params, text: str, layer: int = -1) -> Picture:
     """The attention weights of all heads of a layer (-1: the last) over a text, or in a text-to-text model of
     its answer over the text."""
-    which = {} if layer == -1 else {"layer": layer}
-    found = run.experiment.attention(params, text, **which)  # type: ignore[attr-defined]
-    return Picture(draw_attention, *found)
+    options = {} if layer == -1 else {"layer": layer}
+    maps = run.experiment.attention(params, text, **options)  # type: ignore[attr-defined]
+    return Picture(draw_attention, *maps)
 
 
 def attention_beside(runs: Mapping[str, tuple[Run, Params]], text: str) -> Picture:
     """The attention weights of several models, {name: (run, params)}, over the same text, one map above the
     other: the mean over the heads of the last layer, for the answer that each model gives."""
-    found = {name: run.experiment.attention(params, text) for name, (run, params) in runs.items()}  # type: ignore[attr-defined]
-    return Picture(draw_beside, found)
+    maps_by_name = {name: run.experiment.attention(params, text) for name, (run, params) in runs.items()}  # type: ignore[attr-defined]
+    return Picture(draw_beside, maps_by_name)
 
 
 def word_map(run: Run, params: Params, words: Sequence[str]) -> Picture:

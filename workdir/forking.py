@@ -71,14 +71,14 @@ def make_fork(
     with shared_errors():
         source, step = _source(workdir, at_step)
         folder = RunFolder(to)
-        asked = {
+        request = {
             "from": str(source.path.resolve()),
             "given": dict(overrides),
             "fresh_optimizer": fresh_optimizer,
         }
         if _is_there(folder, source):
-            return _check_same(folder, asked, step)
-        run, fork, record, lengths = _plan(source, step, asked, accept_data)
+            return _check_same(folder, request, step)
+        run, fork, record, lengths = _plan(source, step, request, accept_data)
         state = fork.state(run)
     place, first, c = Path(os.path.abspath(to)), jax.process_index() == 0, run.config.train
     part = place.with_name(f"{place.name}.part")
@@ -128,11 +128,11 @@ def _is_there(folder: RunFolder, source: RunFolder) -> bool:
     raise UserError(f"--to: {folder.path} exists and is not a fork; choose another folder")
 
 
-def _check_same(folder: RunFolder, asked: dict[str, Any], step: Step) -> None:
+def _check_same(folder: RunFolder, request: dict[str, Any], step: Step) -> None:
     """Raises `UserError` if the folder was made by another command."""
     record = read_fork(folder)
     same_step = step in (record["step"], "best", "latest")
-    if not same_step or any(record.get(name) != value for name, value in asked.items()):
+    if not same_step or any(record.get(name) != value for name, value in request.items()):
         raise UserError(
             f"--to: {folder.path} is another fork, {_told(record)}; choose another folder, or resume that "
             f"one with --workdir={folder.path}"
@@ -140,10 +140,10 @@ def _check_same(folder: RunFolder, asked: dict[str, Any], step: Step) -> None:
 
 
 def _plan(
-    source: RunFolder, step: Step, asked: dict[str, Any], accept_data: bool
+    source: RunFolder, step: Step, request: dict[str, Any], accept_data: bool
 ) -> tuple[Run, Fork, dict[str, Any], list[tuple[int, int]]]:
     """The run of a fork, what continues in it, and the contents of fork.json and lengths.json."""
-    before, config, changed = _configs(source, asked["given"])
+    before, config, changed = _configs(source, request["given"])
     at = Checkpoints(source.checkpoints, keep_best=before.train.keep_best, write=False).find(step)
     if config.train.steps <= at:
         raise UserError(f"config.train.steps: {config.train.steps}; a fork of step {at} needs more")
@@ -159,11 +159,15 @@ def _plan(
         run,
         source.path,
         at,
-        optimizer=_why_fresh(run, before.optimizer, asked["fresh_optimizer"]),
+        optimizer=_why_fresh(run, before.optimizer, request["fresh_optimizer"]),
         carry=order or ("train.batch_size is another" if sizes[0] != sizes[1] else ""),
     )
-    rate, lengths = _rate(source, before, theirs, at, changed, asked["fresh_optimizer"])
-    record = asked | {"step": at, "changed": changed, "anew": fork.reset | ({"data": order} if order else {})}
+    rate, lengths = _rate(source, before, theirs, at, changed, request["fresh_optimizer"])
+    record = request | {
+        "step": at,
+        "changed": changed,
+        "anew": fork.reset | ({"data": order} if order else {}),
+    }
     # Of a batch of other rows that were read in part, none is read again.
     place = {"row": row} if config.train.until else {"batch": -(-row // sizes[1])}
     return run, fork, record | place | {"rate": rate}, lengths
@@ -186,13 +190,13 @@ def _rows_before(config: Any, step: int) -> int:
     return rows_before(config, step)
 
 
-def _configs(source: RunFolder, given: dict[str, str]) -> tuple[Any, Any, dict[str, list]]:
+def _configs(source: RunFolder, overrides: dict[str, str]) -> tuple[Any, Any, dict[str, list]]:
     """The config of a run, that of its fork, and key -> [before, now] of those that differ.
 
     Raises:
       UserError: an impossible config, or a key that a fork cannot change.
     """
-    before, config = overridden(source, given.items())
+    before, config = overridden(source, overrides.items())
     if not steps_of(source):
         raise UserError(f"--workdir: {source.path} has no checkpoints yet; train first")
     old, new = flatten(to_values(before)), flatten(to_values(config))
@@ -217,8 +221,8 @@ def _other_order(source: RunFolder, run: Run, changed: dict[str, list], accept_d
     data = run.experiment.data  # type: ignore[attr-defined]
     if not (accept_data or changed.keys() & set(LOCATIONS)):
         check_same_data(source, data)
-    for key, (there, here) in changed.items():
-        if _reorders(key, there, here):
+    for key, (stored, new) in changed.items():
+        if _reorders(key, stored, new):
             return f"{key} is another"
     listed = changed_data(source, data, but="validation_source")
     if "data.source" in changed and (listed or not source.data.exists()):
@@ -226,12 +230,12 @@ def _other_order(source: RunFolder, run: Run, changed: dict[str, list], accept_d
     return listed
 
 
-def _reorders(key: str, there: Any, here: Any) -> bool:
+def _reorders(key: str, stored: Any, new: Any) -> bool:
     """Whether a change of a key changes which rows are trained on, whatever the data are."""
     if key == "data.source":
-        return kind_of(there) != kind_of(here)
+        return kind_of(stored) != kind_of(new)
     if key == "data.validation_source":  # without one, a part of the other source is not trained on
-        return not (there and here)
+        return not (stored and new)
     return key == "seed" or (key.startswith("data.") and not key.startswith(FREE))
 
 
@@ -242,10 +246,10 @@ def _why_fresh(run: Run, before: Any, fresh: bool) -> str:
       UserError: it cannot continue, and `fresh_optimizer` was not given.
     """
     kinds = [[c.name, *(rule.optimizer for rule in c.rules)] for c in (before, run.config.optimizer)]
-    there, here = (" and ".join(dict.fromkeys(filter(None, names))) for names in kinds)
-    if not fresh and there != here:
+    stored, new = (" and ".join(dict.fromkeys(filter(None, names))) for names in kinds)
+    if not fresh and stored != new:
         raise UserError(
-            f"config.optimizer: {here} cannot continue from the state of {there}; --fresh_optimizer resets it"
+            f"config.optimizer: {new} cannot continue from the state of {stored}; --fresh_optimizer resets it"
         )
     return "--fresh_optimizer" if fresh else ""
 

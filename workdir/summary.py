@@ -26,8 +26,8 @@ def summary(run: Run, folder: RunFolder) -> Iterator[str]:
         yield from _or_why_not("the report", lambda: _report(run, folder, results))
     yield from results
     yield from _or_why_not("a sample", lambda: _sample(folder, config.train.steps))
-    there = {path.name for path in folder.path.iterdir()}
-    yield f"{folder.path} has {', '.join(sorted(there - {folder.lock.name}))}"
+    entries = {path.name for path in folder.path.iterdir()}
+    yield f"{folder.path} has {', '.join(sorted(entries - {folder.lock.name}))}"
     yield "Next, for example:"
     yield f"  {command(folder, '--mode=evaluate')}"
     flags = "how to use it: --mode=predict"
@@ -56,16 +56,16 @@ def _report(run: Run, folder: RunFolder, results: list[str]) -> list[str]:
 
 def measured(run: Run, folder: RunFolder, logged: bool) -> Iterator[str]:
     """The lines on the last evaluation; with `logged` the folder has metrics."""
-    found = (last_values(folder.metrics) if logged else {}) | run.latest.values
-    if skipped := int(found.get("train/skipped_steps", 0)):
+    values = (last_values(folder.metrics) if logged else {}) | run.latest.values
+    if skipped := int(values.get("train/skipped_steps", 0)):
         steps = f"{skipped} of {run.config.train.steps} steps were skipped"
         yield f"{steps}: their gradients were not finite, or training was rolled back"
-    lost = [name for name, value in found.items() if name.startswith("eval/") and math.isnan(value)]
+    lost = [name for name, value in values.items() if name.startswith("eval/") and math.isnan(value)]
     if lost:
         yield f"the last evaluation gave no number for {', '.join(lost)}: training may have diverged"
     experiment: Any = run.experiment
-    if found:
-        yield from experiment.result_lines(found)
+    if values:
+        yield from experiment.result_lines(values)
 
 
 def _sample(folder: RunFolder, steps: int) -> Iterator[str]:

@@ -90,17 +90,17 @@ def changes(
     compared: list[Change] = []
     left_out: dict[str, list[str]] = {}
     baseline: list[Trained] = []
-    for together in _groups(rows, keys):
-        plain = [row for row in together if any(run.path in paths for run in row.every)]
+    for group in _groups(rows, keys):
+        plain = [row for row in group if any(run.path in paths for run in row.every)]
         hint = "" if at else "; --at=KEY compares at each value of a key"
         if not plain or not only(plain, "--against", hint).runs:
             reason = f"no --against run with their {', '.join(shortened(keys))} has measured {metric}"
-            names = [run.path.name for row in together if row not in plain for run in row.runs]
+            names = [run.path.name for row in group if row not in plain for run in row.runs]
             left_out.setdefault(reason, []).extend(names)
             continue
         baseline += plain[0].runs
         differences = []
-        for row in together:
+        for row in group:
             if row is not plain[0]:
                 change, why = _change(row, plain[0], metric, keys)
                 differences += [change] if change else []
@@ -131,8 +131,8 @@ def _groups(rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
     for row in rows:
         groups.setdefault(json.dumps([row.keys[key] for key in keys]), []).append(row)
 
-    def place(together: list[Row]) -> list[tuple[bool, float, str]]:
-        values = [together[0].keys[key] for key in keys]
+    def place(group: list[Row]) -> list[tuple[bool, float, str]]:
+        values = [group[0].keys[key] for key in keys]
         return [(False, x, "") if isinstance(x, (int, float)) else (True, 0, str(x)) for x in values]
 
     return sorted(groups.values(), key=place)

@@ -127,18 +127,18 @@ class Row:
 
 
 def row_of(
-    keys: dict[str, Any], together: Sequence[Trained], metric: str, sign: int, best: bool = False
+    keys: dict[str, Any], trained: Sequence[Trained], metric: str, sign: int, best: bool = False
 ) -> Row:
     """The row of runs that differ in their seed alone. Their values are those of the furthest step that
     one of them has measured; a run that has diverged has one, NaN, wherever it was."""
-    furthest = max((run.step_of(metric) for run in together if not run.has_diverged(metric)), default=0)
+    furthest = max((run.step_of(metric) for run in trained if not run.has_diverged(metric)), default=0)
     counted = [
         run
-        for run in together
+        for run in trained
         if run.has(metric) and (run.has_diverged(metric) or run.step_of(metric) == furthest)
     ]
     values = [run.best(metric, sign) if best else run.last(metric) for run in counted]
-    return Row(keys, counted, values, others=[run for run in together if run not in counted])
+    return Row(keys, counted, values, others=[run for run in trained if run not in counted])
 
 
 def rank(value: float) -> float:

@@ -136,9 +136,9 @@ def check_space(space: Sequence[Dimension], check: Callable[[Setting], T]) -> li
         others = [[{}, *other.extremes] for other in space if other is not dimension]
         for setting in dimension.extremes:
             first_error = ""
-            for together in itertools.islice(product([setting], *others), COMBINATIONS):
+            for settings in itertools.islice(product([setting], *others), COMBINATIONS):
                 try:
-                    results.append(check(together))
+                    results.append(check(settings))
                     break
                 except UserError as error:
                     first_error = first_error or str(error)

@@ -67,8 +67,8 @@ def search(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     with open(folder / "search.lock", "a", opener=no_link) as file:
         if not lock_file(file):
             raise UserError(f"--workdir: another command searches in {folder}; choose another folder")
-        asked = {"--search": [searched.text for searched in space], "--metric": metric} | values
-        study = open_study(folder / "search.db", asked, metric)
+        request = {"--search": [searched.text for searched in space], "--metric": metric} | values
+        study = open_study(folder / "search.db", request, metric)
         trials = Trials(study, space, make, metric, values["seed"], flags.trials, flags.jobs, halving)
         ended = trials.run()
     return ended if ended > 1 else report(flags, trials)

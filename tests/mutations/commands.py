@@ -292,7 +292,7 @@ EDITS = {
         {
             "the_last_one_too": ("< 2:", "< 1:"),
             "deleted": ("path.rename(place)", "__import__('shutil').rmtree(path)"),
-            "written_over": ("while found.exists():", "while False:"),
+            "written_over": ("while free_path.exists():", "while False:"),
         },
     ),
     "workdir/opening.py": (
@@ -318,8 +318,8 @@ EDITS = {
                 "config.model.settled() if isinstance(config.model, ModelConfig) else {}",
                 "{}",
             ),
-            "tokenizers_are_asked_for_in_vain": ("if there != here:", "if False:"),
-            "only_given_keys": ('if each.effect != ""\n        and not', "if False and not"),
+            "tokenizers_are_asked_for_in_vain": ("if stored != new:", "if False:"),
+            "only_given_keys": ('if difference.effect != ""\n        and not', "if False and not"),
         },
     ),
     "commands/sweeps/settings.py": (

@@ -281,7 +281,7 @@ EDITS = {
             "rate_of_a_fork_forgotten": ('return theirs.get("rate", []), lengths', "return [], lengths"),
             "rate_after_the_step": ("planned)(at - 1))]", "planned)(at))]"),
             "fresh_without_warm_up": ("return [at, 0.0], []", "return [], []"),
-            "any_optimizer": ("if not fresh and there != here:", "if False:"),
+            "any_optimizer": ("if not fresh and stored != new:", "if False:"),
             "any_tokenizer": ("if key in TOKENIZER or", "if"),
             "steps_in_the_past": ("if config.train.steps <= at:", "if config.train.steps < at:"),
             "another_command_goes_on": ("if not same_step or any(", "if not same_step and any("),
@@ -309,9 +309,9 @@ EDITS = {
     "workdir/compatibility/consistency.py": (
         "tests/workdir/test_consistency.py",
         {
-            "digests_not_compared": ("if len({*distributed.gather_texts(digest(found))}) == 1:", "if True:"),
+            "digests_not_compared": ("if len({*distributed.gather_texts(digest(facts))}) == 1:", "if True:"),
             "equal_values_listed": ("if len(holders) > 1:", "if holders:"),
-            "all_are_missing": ("if key in each else", "if False else"),
+            "all_are_missing": ("if key in facts_of_process else", "if False else"),
             "training_split_of_sets": ('f"validation of {source}"', 'f"train of {source}"'),
             "sets_not_compared": ("in sets.items():", "in ():"),
         },

@@ -144,7 +144,7 @@ def first_nonfinite(
     weights = experiment.weigh(batch)
     whole = split_rows((dict(batch), carry), parts)
     for part in range(parts):
-        rows, here = jax.tree.map(lambda x: x[part], whole)  # noqa: B023
+        rows, carry_of_part = jax.tree.map(lambda x: x[part], whole)  # noqa: B023
         size = len(next(iter(rows.values())))
 
         def objective(params: Params, rows: Batch, carry: Any, rng: jax.Array) -> jax.Array:
@@ -154,7 +154,7 @@ def first_nonfinite(
 
         def observe(function: Callable) -> tuple[Probes, Any]:
             with nn.intercept_methods(probes := Probes(size)):  # noqa: B023
-                result = jax.jit(function)(params, rows, here, jax.random.fold_in(rng, part))  # noqa: B023
+                result = jax.jit(function)(params, rows, carry_of_part, jax.random.fold_in(rng, part))  # noqa: B023
             jax.block_until_ready(result)
             jax.effects_barrier()
             return probes, result

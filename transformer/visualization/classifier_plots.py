@@ -46,11 +46,15 @@ def draw_classification(
                 left.text(column, row, f"{count:,}", ha="center", va="center", color=color, fontsize=9)
 
     counts, confidence, hits = calibration_3n
-    there = counts > 0
+    present = counts > 0
     edges = np.linspace(0, 1, len(counts) + 1)
-    strength = 0.25 + 0.75 * counts[there] / max(counts.max(), 1)
+    strength = 0.25 + 0.75 * counts[present] / max(counts.max(), 1)
     bars = right.bar(
-        edges[:-1][there], (hits / np.maximum(counts, 1))[there], 1 / len(counts), align="edge", color=TRAIN
+        edges[:-1][present],
+        (hits / np.maximum(counts, 1))[present],
+        1 / len(counts),
+        align="edge",
+        color=TRAIN,
     )
     for bar, alpha in zip(bars, strength, strict=True):
         bar.set_alpha(alpha)

@@ -90,7 +90,7 @@ def all_values(path: Path) -> Series:
 def finite_series(series: Series) -> Series:
     """The finite values, of the metrics that have some."""
     kept = ((name, steps, values, np.isfinite(values)) for name, (steps, values) in series.items())
-    return {name: (steps[there], values[there]) for name, steps, values, there in kept if there.any()}
+    return {name: (steps[finite], values[finite]) for name, steps, values, finite in kept if finite.any()}
 
 
 def draw(series: Series, path: Path) -> None:
@@ -98,7 +98,7 @@ def draw(series: Series, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: the import takes a second
     from matplotlib.figure import Figure
 
-    panels = {title: there for title, names in PANELS.items() if (there := [n for n in names if n in series])}
+    panels = {title: drawn for title, names in PANELS.items() if (drawn := [n for n in names if n in series])}
     rows = -(-len(panels) // 2)
     figure = Figure(figsize=(11, 3.6 * rows), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)

@@ -110,9 +110,9 @@ def curves(series: Series) -> Iterator[Markup]:
     """The panels that have values, and further results of evaluations that changed over time."""
     shown = set()
     for title, names in PANELS.items():
-        there = [name for name in names if name in series]
-        shown |= {*there}
-        drawn = [_curve(name, *series[name]) for name in there]
+        logged = [name for name in names if name in series]
+        shown |= {*logged}
+        drawn = [_curve(name, *series[name]) for name in logged]
         if drawn and (len(drawn) > 1 or len(drawn[0].steps) > 1):
             yield plot(title, drawn, zero=title == "Tokens per second")
     others = [

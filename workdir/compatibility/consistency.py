@@ -59,11 +59,11 @@ def check_code(*files: str) -> None:
     programs = {**_packages(), **_modules(), **_programs(files)}
     code = {name: _described(path) for name, path in programs.items()}
     _check_same(code, "all processes must run the same code: check out one commit on all hosts")
-    given = {name: getattr(jax.config, name) for name in SETTINGS if hasattr(jax.config, name)}
+    settings = {name: getattr(jax.config, name) for name in SETTINGS if hasattr(jax.config, name)}
     for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
         words = os.environ.get(name, "").split()
-        given[name] = " ".join(sorted(word for word in words if not word.startswith("--xla_dump")))
-    _check_same(versions() | given, "all processes need the same libraries and settings of JAX")
+        settings[name] = " ".join(sorted(word for word in words if not word.startswith("--xla_dump")))
+    _check_same(versions() | settings, "all processes need the same libraries and settings of JAX")
 
 
 def _packages() -> dict[str, Path]:
@@ -75,8 +75,8 @@ def _packages() -> dict[str, Path]:
 
 def _programs(files: tuple[str, ...]) -> dict[str, Path]:
     """The files that exist, found as config files are."""
-    found = {name: Path(name) if Path(name).is_file() else ROOT / name for name in files if name}
-    return {name: path for name, path in found.items() if path.is_file()}
+    files_by_name = {name: Path(name) if Path(name).is_file() else ROOT / name for name in files if name}
+    return {name: path for name, path in files_by_name.items() if path.is_file()}
 
 
 def _modules() -> dict[str, Path]:
@@ -106,8 +106,8 @@ def check_folder(folder: RunFolder) -> None:
         answers = distributed.gather_texts("" if _appears(folder.path / name) else "it is not there")
     if unread := [number for number, answer in enumerate(answers) if answer]:
         raise UserError(f"{remedy}: {_processes(unread)} cannot read what process 0 writes there")
-    found = {"config.json": folder.config.is_file(), "the latest checkpoint": steps_of(folder)}
-    _check_same(found, remedy)
+    contents = {"config.json": folder.config.is_file(), "the latest checkpoint": steps_of(folder)}
+    _check_same(contents, remedy)
 
 
 @contextlib.contextmanager
@@ -143,8 +143,8 @@ def check_config(config: Any) -> None:
     """
     check_code()
     values = flatten(to_values(config))
-    found = {f"config.{key}": value for key, value in values.items() if key not in OF_A_HOST}
-    _check_same(found, "start all processes with the same config")
+    flat = {f"config.{key}": value for key, value in values.items() if key not in OF_A_HOST}
+    _check_same(flat, "start all processes with the same config")
 
 
 def check_data(data: Any, sets: Mapping[str, str]) -> None:
@@ -155,28 +155,32 @@ def check_data(data: Any, sets: Mapping[str, str]) -> None:
       UserError: some do not; on all of them.
     """
     with distributed.shared_errors():
-        found = describe(data)
-        sources = {f"data.{key}": files for key, files in found.pop("sources").items()}
+        description = describe(data)
+        sources = {f"data.{key}": files for key, files in description.pop("sources").items()}
         for name, source in sets.items():
             opened = data.sources(f"validation of {source}")
             sources[f"evaluate.sets.{name}"] = {
-                at: each for one in opened for at, each in one.content.items()
+                at: checksum for one in opened for at, checksum in one.content.items()
             }
-    contents = {f"{key}: {name}": each for key, files in sources.items() for name, each in files.items()}
+    contents = {
+        f"{key}: {name}": checksum for key, files in sources.items() for name, checksum in files.items()
+    }
     _check_same(contents, "all processes must read the same data")
-    _check_same(found, "data.tokenizer: all processes need the same tokenizer and labels")
+    _check_same(description, "data.tokenizer: all processes need the same tokenizer and labels")
 
 
-def _check_same(found: dict[str, Any], remedy: str) -> None:
+def _check_same(facts: dict[str, Any], remedy: str) -> None:
     """Raises on every process if what they found differs, with their values of the keys that differ."""
-    if len({*distributed.gather_texts(digest(found))}) == 1:
+    if len({*distributed.gather_texts(digest(facts))}) == 1:
         return
-    by_process = [json.loads(text) for text in distributed.gather_texts(json.dumps(found))]
+    by_process = [json.loads(text) for text in distributed.gather_texts(json.dumps(facts))]
     different = []
-    for key in dict.fromkeys(key for each in by_process for key in each):
+    for key in dict.fromkeys(key for facts_of_process in by_process for key in facts_of_process):
         holders: dict[str, list[int]] = {}
-        for number, each in enumerate(by_process):
-            holders.setdefault(_shown(each[key]) if key in each else "missing", []).append(number)
+        for number, facts_of_process in enumerate(by_process):
+            holders.setdefault(
+                _shown(facts_of_process[key]) if key in facts_of_process else "missing", []
+            ).append(number)
         if len(holders) > 1:
             listed = ", ".join(f"{value} on {_processes(numbers)}" for value, numbers in holders.items())
             different.append(f"{key} ({listed})")

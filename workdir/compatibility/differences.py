@@ -34,7 +34,7 @@ SOURCES = "data.sources."
 """The prefix of the sources of a mixture: locations are the names of these keys."""
 
 
-def differences(config: Any, here: dict[str, Any], there: dict[str, Any], data_known: bool) -> str:
+def differences(config: Any, new: dict[str, Any], stored: dict[str, Any], data_known: bool) -> str:
     """The keys in which a config, with the values `here`, conflicts with the folder's config, `there`, in one
     line; "" if the run may be resumed. With `data_known` the locations of the data may differ.
 
@@ -42,13 +42,15 @@ def differences(config: Any, here: dict[str, Any], there: dict[str, Any], data_k
     key without effect in only one of two configs implies that another key differs.
     """
     if data_known:
-        here, there = _without_locations(here), _without_locations(there)
+        new, stored = _without_locations(new), _without_locations(stored)
     idle = {key for key, *_ in idle_keys(config)}
-    keys = [key for key in here | there if here.get(key) != there.get(key)]
+    keys = [key for key in new | stored if new.get(key) != stored.get(key)]
     keys = [key for key in keys if key not in idle and not _is_free(key)]
     if data_known:
-        keys = [key for key in keys if key not in LOCATIONS or kind_of(here[key]) != kind_of(there[key])]
-    shown = {key: [repr(each[key]) if key in each else "none" for each in (there, here)] for key in keys}
+        keys = [key for key in keys if key not in LOCATIONS or kind_of(new[key]) != kind_of(stored[key])]
+    shown = {
+        key: [repr(record[key]) if key in record else "none" for record in (stored, new)] for key in keys
+    }
     return ", ".join(f"{key} {before} (here {now})" for key, (before, now) in shown.items())
 
 

@@ -62,31 +62,31 @@ def inherited(values: Values, theirs: Values) -> dict[str, Any]:
     return {key: value for key, value in model.items() if key in values["model"]}
 
 
-def check_tokenizer(given: Iterable[tuple[str, str]], values: Values, theirs: Values) -> None:
+def check_tokenizer(overrides: Iterable[tuple[str, str]], values: Values, theirs: Values) -> None:
     """Raises `UserError` if a key that is `given`, with its value in `values`, asks for a tokenizer other
     than that of the run whose tokenizer is taken."""
-    for key, _ in given:
+    for key, _ in overrides:
         name = key.removeprefix("data.")
         if key in TOKENIZER and name in theirs["data"]:
-            there, here = theirs["data"][name], values["data"][name]
-            if there != here:
+            stored, new = theirs["data"][name], values["data"][name]
+            if stored != new:
                 raise UserError(
-                    f"config.{key}: {here!r}, but the tokenizer of {values['initialize_from']} is taken "
-                    f"({there!r}); leave it out"
+                    f"config.{key}: {new!r}, but the tokenizer of {values['initialize_from']} is taken "
+                    f"({stored!r}); leave it out"
                 )
 
 
-def implied(now: Any, before: Any, given: Iterable[tuple[str, str]]) -> list[Difference]:
+def implied(now: Any, before: Any, overrides: Iterable[tuple[str, str]]) -> list[Difference]:
     """The keys by which the parameters of a run compute another function with the config `now` than with the
     config `before`, without those of `model` that are `given`."""
-    asked = [key for key, _ in given if key.startswith("model.")]
-    names, groups = {key.rpartition(".")[2] for key in asked}, tuple(f"{key}." for key in asked)
+    changed_keys = [key for key, _ in overrides if key.startswith("model.")]
+    names, groups = {key.rpartition(".")[2] for key in changed_keys}, tuple(f"{key}." for key in changed_keys)
     return [
-        each
-        for each in differences(now, before)
-        if each.effect != ""
-        and not (each.key.startswith("model.") and each.key.rpartition(".")[2] in names)
-        and not each.key.startswith(groups)
+        difference
+        for difference in differences(now, before)
+        if difference.effect != ""
+        and not (difference.key.startswith("model.") and difference.key.rpartition(".")[2] in names)
+        and not difference.key.startswith(groups)
     ]
 
 

@@ -39,7 +39,7 @@ def set_aside(workdir: str, error: DamagedCheckpoint) -> None:
 
 def _free(path: Path) -> Path:
     """This path, or if it is taken, with the first number behind it that is not."""
-    number, found = 1, path
-    while found.exists():
-        found, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return found
+    number, free_path = 1, path
+    while free_path.exists():
+        free_path, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return free_path

@@ -65,7 +65,7 @@ def _go_back(run: Run, error: Diverged, done: list[Rollback]) -> int:
         good = [step for step in checkpoints.steps() if step < error.since]
         if not good:
             raise UserError(f"{error}; there is no checkpoint before it to go back to; {REMEDY}")
-        visited = {each[name] for each in done for name in ("step", "to")}
+        visited = {record[name] for record in done for name in ("step", "to")}
         to = max([step for step in good if step not in visited] or good)
         state, passed = checkpoints.restore(run.abstract, to), error.step - to
         carry = jax.jit(run.experiment.initial_carry, out_shardings=run.shardings.carry)()

@@ -192,11 +192,11 @@ def fit_isoflop(n_k: np.ndarray, budget_k: np.ndarray, loss_rk: np.ndarray) -> I
     """A parabola for the runs of each budget, by least squares of log L, for each row of losses."""
     budgets, middles, ends, parts = np.unique(budget_k), [], [], []
     for budget in budgets:
-        here = budget_k == budget
-        u = np.log(n_k[here])
+        at_budget = budget_k == budget
+        u = np.log(n_k[at_budget])
         middles.append(u.mean())
         ends.append([u.min(), u.max()])
-        parts.append(np.log(loss_rk[:, here]) @ np.linalg.pinv(_parabola(u - u.mean())).T)
+        parts.append(np.log(loss_rk[:, at_budget]) @ np.linalg.pinv(_parabola(u - u.mean())).T)
     return IsoFlop(budgets, np.array(middles), np.array(ends).T, np.stack(parts, axis=1))
 
 
@@ -245,8 +245,8 @@ def study(
     isoflop = fit_isoflop(n_k, budget_k, loss_k[None])
     smooth = np.empty_like(loss_k)
     for curve, budget in enumerate(isoflop.budget_c):
-        here = budget_k == budget
-        smooth[here] = np.exp(isoflop.log_loss(n_k[here], curve)[:, 0])
+        at_budget = budget_k == budget
+        smooth[at_budget] = np.exp(isoflop.log_loss(n_k[at_budget], curve)[:, 0])
     errors, parts = np.log(loss_k) - np.log(smooth), 3 * len(isoflop.budget_c)
     drawn_rk, _, _ = _resampled(errors, parts, samples, rng)
     isoflops = fit_isoflop(n_k, budget_k, smooth * np.exp(drawn_rk))

@@ -22,8 +22,8 @@ def bleu_by_length(
     """
     ranges = []
     for low, high in itertools.pairwise(edges):
-        there = [i for i, length in enumerate(source_lengths) if low <= length < high]
-        if there:
-            score, _ = bleu([hypotheses[i] for i in there], [references[i] for i in there])
-            ranges.append((low, high, len(there), score))
+        indices = [i for i, length in enumerate(source_lengths) if low <= length < high]
+        if indices:
+            score, _ = bleu([hypotheses[i] for i in indices], [references[i] for i in indices])
+            ranges.append((low, high, len(indices), score))
     return ranges

@@ -36,17 +36,17 @@ def encoder(model: Any) -> Iterator[Rule]:
     names, theirs = layers_of(model), "model.layers.{n}"
     for name in dict.fromkeys(names):
         ours = f"encoder/trunk/blocks/{name}" if len({*names}) > 1 else "encoder/trunk/blocks"
-        here: dict[str, Any] = {"layers": tuple(i for i, each in enumerate(names) if each == name)}
+        options: dict[str, Any] = {"layers": tuple(i for i, each in enumerate(names) if each == name)}
         inputs = tuple(f"{ours}/attention/{each}" for each in ("query", "key", "value"))
         gated = (f"{ours}/feed_forward/gate", f"{ours}/feed_forward/up")
         of_heads, of_hidden = "(c h k) -> c h k" if in_attention else None, "(c f) -> c f" if bias else None
-        yield from affine(inputs, f"{theirs}.attn.Wqkv", "(c h k) d -> c d h k", of_heads, **here)
-        yield from joined(f"{ours}/attention/output", f"{theirs}.attn.Wo", in_attention, **here)
-        yield from affine(gated, f"{theirs}.mlp.Wi", "(c f) d -> c d f", of_hidden, **here)
-        yield from linear(f"{ours}/feed_forward/down", f"{theirs}.mlp.Wo", bias, **here)
+        yield from affine(inputs, f"{theirs}.attn.Wqkv", "(c h k) d -> c d h k", of_heads, **options)
+        yield from joined(f"{ours}/attention/output", f"{theirs}.attn.Wo", in_attention, **options)
+        yield from affine(gated, f"{theirs}.mlp.Wi", "(c f) d -> c d f", of_hidden, **options)
+        yield from linear(f"{ours}/feed_forward/down", f"{theirs}.mlp.Wo", bias, **options)
         if model.kinds[name].attention_norm:
-            yield from norm(f"{ours}/attention_norm", f"{theirs}.attn_norm", bias, **here)
-        yield from norm(f"{ours}/feed_forward_norm", f"{theirs}.mlp_norm", bias, **here)
+            yield from norm(f"{ours}/attention_norm", f"{theirs}.attn_norm", bias, **options)
+        yield from norm(f"{ours}/feed_forward_norm", f"{theirs}.mlp_norm", bias, **options)
 
 
 def hidden(model: Any) -> Iterator[Rule]:
@@ -151,17 +151,19 @@ def write(model: Any) -> dict[str, Any]:
     kinds = [model.kinds[name] for name in layers_of(model)]
     if [kind.attention_norm for kind in kinds] != [i > 0 for i in range(len(kinds))]:
         raise UserError("model.attention_norm: expected false in the first layer, and true in all others")
-    found: dict[str, set[float]] = {
+    bases_by_kind: dict[str, set[float]] = {
         theirs: {kind.position_base for kind in kinds if kind.pattern == ours}
         for ours, theirs in TYPES.items()
     }
     sizes = {kind.pattern_size for kind in kinds if kind.pattern == "window"} or {65}
-    if len(sizes) > 1 or any(len(each) > 1 for each in found.values()):
+    if len(sizes) > 1 or any(len(each) > 1 for each in bases_by_kind.values()):
         raise UserError(
             "model.layer_kinds: expected one pattern_size, and one position_base for each pattern"
         )
     rope = {
-        name: {"rope_type": "default", "rope_theta": base} for name, each in found.items() for base in each
+        name: {"rope_type": "default", "rope_theta": base}
+        for name, each in bases_by_kind.items()
+        for base in each
     }
     types, count = [TYPES[kind.pattern] for kind in kinds], len(kinds)
     older = {BASES[name][0]: each["rope_theta"] for name, each in rope.items()}

@@ -19,21 +19,21 @@ def kinds(config: Any, per_layer: Sequence[str]) -> dict[str, Any]:
 
 
 def _kind(config: Any, name: str, per_layer: Sequence[str]) -> Any:
-    given, path = config.layer_kinds[name], f"layer_kinds.{name}"
-    if not isinstance(given, Mapping):
-        raise UserError(f"{path}: {given!r}; expected a group of keys")
-    for key in given:
+    overrides, path = config.layer_kinds[name], f"layer_kinds.{name}"
+    if not isinstance(overrides, Mapping):
+        raise UserError(f"{path}: {overrides!r}; expected a group of keys")
+    for key in overrides:
         if key not in per_layer:
             raise UserError(f"{path}.{key}: not a key of one layer; {suggest(key, per_layer)}")
     own = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
     own.pop("value_embeddings", None)
-    values = own | {"layers": (), "layer_kinds": {}, "share_position": False} | dict(given)
+    values = own | {"layers": (), "layer_kinds": {}, "share_position": False} | dict(overrides)
     # A kind does not inherit keys that its mixer or position encoding does not have.
     for key, of in marks_of(type(config), (FieldOf,)):  # type: ignore[arg-type]
         member = values[of.on]
-        if of.strict and key not in given and member in of.family and not of.holds(member):
+        if of.strict and key not in overrides and member in of.family and not of.holds(member):
             values[key] = config.__dataclass_fields__[key].default
-    if values["position_scaling"] == "none" and "position_factor" not in given:
+    if values["position_scaling"] == "none" and "position_factor" not in overrides:
         values["position_factor"] = 1.0
     return from_values(type(config), values, path)
 
@@ -67,11 +67,11 @@ def check_kinds(config: Any) -> None:
 def with_kinds(keys: dict[str, Any], config: Any, per_layer: Sequence[str]) -> dict[str, Any]:
     """The keys that a function depends on (see `ModelConfig.function`) with those of each kind, in place of
     `layer_kinds`, and the trained length of positions."""
-    found = keys | trained_length(config)
-    for name, kind in config.kinds.items() if found.pop("layer_kinds") else ():
+    keys_of_run = keys | trained_length(config)
+    for name, kind in config.kinds.items() if keys_of_run.pop("layer_kinds") else ():
         own = {key: value for key, value in kind.function().items() if key in per_layer}
-        found |= {f"layer_kinds.{name}.{key}": value for key, value in own.items()}
-    return found
+        keys_of_run |= {f"layer_kinds.{name}.{key}": value for key, value in own.items()}
+    return keys_of_run
 
 
 def trained_length(config: Any) -> dict[str, float]:

@@ -21,8 +21,8 @@ def check_adapters(config: Any) -> None:
     try:
         re.compile(config.lora_layers)
     except re.error as error:
-        given = f"lora_layers: {config.lora_layers!r}"
-        raise UserError(f"{given} is not a regular expression: {error}") from None
+        key = f"lora_layers: {config.lora_layers!r}"
+        raise UserError(f"{key} is not a regular expression: {error}") from None
 
 
 def unmatched(config: Any) -> dict[str, str]:
@@ -34,18 +34,18 @@ def unmatched(config: Any) -> dict[str, str]:
 
 def linears(config: Any) -> list[str]:
     """The paths of the linear layers in the blocks of the model: attention/query and so on."""
-    found = set()
+    names = set()
 
     def note(function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
         if isinstance(context.module, Linear):
-            found.add("/".join(context.module.path))
+            names.add("/".join(context.module.path))
         return function(*args, **kwargs)
 
     x_btd = jax.ShapeDtypeStruct((1, 1, config.d_model), config.dtype)
     with nn.intercept_methods(note):
         for stack in config.stacks:
             jax.eval_shape(stack.init, jax.eval_shape(jax.random.key, 0), x_btd)
-    return sorted(found)
+    return sorted(names)
 
 
 @dataclass(frozen=True)

@@ -107,12 +107,12 @@ def widened(model: Mapping[str, Any], width: int) -> dict[str, Any]:
     growing |= {"num_kv_heads"} if more_heads and model["num_kv_heads"] > 1 else set()
 
     def grown(keys: Mapping[str, Any]) -> dict[str, Any]:
-        found = {}
+        factors = {}
         for key in growing & keys.keys():
             if (size := keys[key] * ratio) != round(size):
                 raise UserError(f"{key}: {keys[key]} at d_model {model['d_model']} is {size:g} at {width}")
-            found[key] = round(size)
-        return found
+            factors[key] = round(size)
+        return factors
 
     kinds = {name: {**keys, **grown(keys)} for name, keys in model["layer_kinds"].items()}
     return grown(model) | {"layer_kinds": kinds}
