@@ -47,7 +47,7 @@ LLAMA_1B = ("configs/papers/llama_1b.py", "data.sequence_length=8192", "train.ba
 
 @dataclass(frozen=True)
 class Case:
-    """What is compared: contestant -> the function that measures it and its arguments; seconds at most."""
+    """A comparison: contestant -> the function that measures it and its arguments; seconds at most."""
 
     about: str
     contestants: Mapping[str, tuple[str, ...]]

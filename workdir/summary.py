@@ -56,16 +56,16 @@ def _report(run: Run, folder: RunFolder, results: list[str]) -> list[str]:
 
 def measured(run: Run, folder: RunFolder, logged: bool) -> Iterator[str]:
     """The lines on the last evaluation; with `logged` the folder has metrics."""
-    values = (last_values(folder.metrics) if logged else {}) | run.latest.values
-    if skipped := int(values.get("train/skipped_steps", 0)):
+    metrics = (last_values(folder.metrics) if logged else {}) | run.latest.values
+    if skipped := int(metrics.get("train/skipped_steps", 0)):
         steps = f"{skipped} of {run.config.train.steps} steps were skipped"
         yield f"{steps}: their gradients were not finite, or training was rolled back"
-    lost = [name for name, value in values.items() if name.startswith("eval/") and math.isnan(value)]
+    lost = [name for name, value in metrics.items() if name.startswith("eval/") and math.isnan(value)]
     if lost:
         yield f"the last evaluation gave no number for {', '.join(lost)}: training may have diverged"
     experiment: Any = run.experiment
-    if values:
-        yield from experiment.result_lines(values)
+    if metrics:
+        yield from experiment.result_lines(metrics)
 
 
 def _sample(folder: RunFolder, steps: int) -> Iterator[str]:

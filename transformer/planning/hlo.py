@@ -93,9 +93,8 @@ class Program:
     def named(self, computation: str) -> dict[str, Instruction]:
         """The instructions of a computation by name."""
         if computation not in self._named:
-            self._named[computation] = {
-                instruction.name: instruction for instruction in self.computations.get(computation, ())
-            }
+            instructions = self.computations.get(computation, ())
+            self._named[computation] = {instruction.name: instruction for instruction in instructions}
         return self._named[computation]
 
     @functools.cached_property
@@ -244,9 +243,7 @@ def _instruction(line: str) -> Instruction | None:
         return None
     end = _closing(rest[len(opcode) :]) + len(opcode)
     listed = rest[len(opcode) + 1 : end - 1]
-    operands = tuple(
-        operand.split()[-1].strip("()%") for operand in top_level(f"({listed})") if operand.strip("()")
-    )
+    operands = tuple(text.split()[-1].strip("()%") for text in top_level(f"({listed})") if text.strip("()"))
     if opcode in ("parameter", "constant"):
         operands = (listed,)
     return Instruction(name.lstrip("%"), result, opcode, operands, rest[end:])
