@@ -1,38 +1,76 @@
-"""Output files of commands, which appear when all answers are written."""
+"""Output files of commands, which appear when all answers are written. An interrupted one of answers to an
+input is continued."""
 
 import contextlib
+import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 from workdir.lock import try_lock
+
+Source = Mapping[str, Any]
+"""Identifies the input and the model of answers."""
 
 
 class Answers:
     """A stream of answers, and the number of answered texts."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream, self.done = stream, 0
+    every = 0.0
+    """Seconds between two flushes."""
+
+    def __init__(self, stream: TextIO, done: int = 0) -> None:
+        self.stream, self.done, self._flushed = stream, done, 0.0
 
     def write(self, answers: Sequence[str]) -> None:
         """Writes the answers to one text, a line each."""
         self.stream.write("".join(answer + "\n" for answer in answers))
-        self.stream.flush()
         self.done += 1
+        if time.monotonic() - self._flushed >= self.every:
+            self.flush()
+
+    def flush(self) -> None:
+        """Flushes the answers to the disk."""
+        self.stream.flush()
+        self._flushed = time.monotonic()
+
+
+class NotedAnswers(Answers):
+    """Answers in a file, with a `note` beside it of their progress and their `source`."""
+
+    every = 1.0  # a killed program repeats at most the answers of this time
+
+    def __init__(self, stream: TextIO, note: Path, source: Source, done: int) -> None:
+        """Continues after the answers to the first `done` texts."""
+        super().__init__(stream, done)
+        self._note, self._source = note, source
+
+    def flush(self) -> None:
+        """Flushes the answers to the disk, then notes their number."""
+        super().flush()
+        size = os.fstat(self.stream.fileno()).st_size
+        part = self._note.with_name(self._note.name + ".new")
+        part.write_text(json.dumps({"of": self._source, "texts": self.done, "bytes": size}))
+        os.replace(part, self._note)
 
 
 Writing = AbstractContextManager[Answers]
 
 
-def writing(target: str | None, flag: str = "--output") -> Writing:
+def writing(target: str | None, flag: str = "--output", source: Source | None = None) -> Writing:
     """Answers to standard output, or to a file that appears when all are written; only the first process
     writes. `flag` is that of the file, for messages. Until then they are in TARGET.part.
+
+    With a `source`, an interrupted command leaves TARGET.part and a note of its progress, TARGET.part.json;
+    the same command continues it (`done` counts the answered texts).
 
     Raises:
       UserError: TARGET.part exists and has answers to another input.
@@ -42,8 +80,9 @@ def writing(target: str | None, flag: str = "--output") -> Writing:
     if not target:
         return contextlib.nullcontext(Answers(sys.stdout))
     path = Path(target)
-    # A pipe or /dev/null cannot be replaced.
-    return _to_special(path, flag) if path.exists() and not path.is_file() else _to_file(path, flag)
+    if path.exists() and not path.is_file():  # a pipe or /dev/null cannot be replaced
+        return _to_special(path, flag)
+    return _to_file(path, flag, source)
 
 
 @contextlib.contextmanager
@@ -53,38 +92,48 @@ def _to_special(path: Path, flag: str) -> Iterator[Answers]:
 
 
 @contextlib.contextmanager
-def _to_file(path: Path, flag: str) -> Iterator[Answers]:
-    part = path.with_name(path.name + ".part")
-    with exclusive_part(part, path, flag) as stream:
-        if os.fstat(stream.fileno()).st_size:
-            raise other_answers(part, flag)
-        try:
-            yield Answers(stream)
-            stream.flush()
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        os.replace(part, path)
-
-
-def other_answers(part: Path, flag: str) -> UserError:
-    """The error for a file `part` with answers to another input."""
-    return UserError(
-        f"{flag}: {part} is there, of another input, model or flags; move it away, or give them again"
-    )
-
-
-@contextlib.contextmanager
-def exclusive_part(part: Path, target: Path, flag: str) -> Iterator[TextIO]:
-    """The file `part`, to append to, which no other command writes meanwhile.
-
-    Raises:
-      UserError: another command writes it, or it cannot be written.
-    """
-    with _open(part, "a", target, flag) as stream:
+def _to_file(path: Path, flag: str, source: Source | None) -> Iterator[Answers]:
+    part, note = (path.with_name(path.name + end) for end in (".part", ".part.json"))
+    there = part.exists()
+    with _open(part, "a", path, flag) as stream:
         if not try_lock(stream, part):
             raise UserError(f"{flag}: {part} is being written by another command; choose another file")
-        yield stream
+        done, size = _progress(part, note, source, flag) if there else (0, 0)
+        answers = NotedAnswers(stream, note, source, done) if source else Answers(stream)
+        try:
+            stream.truncate(size)
+            try:
+                answers.flush()
+                yield answers
+            finally:
+                answers.flush()
+        except BaseException as error:
+            if not source or not answers.done or isinstance(error, UserError):  # another input will be given
+                part.unlink(missing_ok=True)
+                note.unlink(missing_ok=True)
+            else:
+                kept = f"{answers.done:,} texts are answered in {part}; the same command continues from there"
+                print(kept, file=sys.stderr, flush=True)
+            raise
+        os.replace(part, path)
+        note.unlink(missing_ok=True)
+
+
+def _progress(part: Path, note: Path, source: Source | None, flag: str) -> tuple[int, int]:
+    """The number of texts that an interrupted command has answered in `part`, and the size up to there."""
+    if not source and not part.stat().st_size:
+        return 0, 0
+    try:
+        noted = parse_json(note.read_bytes())
+        same = source and noted["of"] == json.loads(json.dumps(source))
+        done, size = int(noted["texts"]), int(noted["bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        same, done, size = False, 0, 0
+    if not same or part.stat().st_size < size:
+        raise UserError(
+            f"{flag}: {part} is there, of another input, model or flags; move it away, or give them again"
+        )
+    return done, size
 
 
 def _open(path: Path, mode: str, target: Path, flag: str) -> TextIO:

@@ -16,7 +16,7 @@ def answer_input(run: "Run", flags: argparse.Namespace, overrides: "Overrides") 
     import jax
     from tqdm import tqdm
 
-    from commands.support.resumed_answers import writing_resumed
+    from commands.support.answer_files import writing
     from commands.support.texts import one_line, open_input
     from transformer.data.cache.token_cache import BAR
     from workdir.opening import chosen
@@ -25,10 +25,10 @@ def answer_input(run: "Run", flags: argparse.Namespace, overrides: "Overrides") 
     given = open_input(flags.input, experiment)
     step = chosen(run, flags.workdir, flags.step)
     alone = jax.process_count() == 1
-    of = answers_of(run, flags, step, overrides, given.digest) if given.digest and alone else None
+    source = answers_of(run, flags, step, overrides, given.digest) if given.digest and alone else None
     at_terminal = not flags.output and sys.stdout.isatty()
     no_bar = at_terminal or jax.process_index() != 0 or given.count is None
-    with writing_resumed(flags.output, of) as out, run.placed():
+    with writing(flags.output, source=source) as out, run.placed():
         params, first = experiment.reduced(run.restore_params(step)), out.done
         texts = itertools.islice(given.texts(), first, None)
         # From a keyboard each text is answered before the next one is read.

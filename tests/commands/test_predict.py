@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import launch
+from commands.support.answer_files import writing
 from commands.support.columns import as_source, named_source
-from commands.support.resumed_answers import writing_resumed
 from commands.support.texts import lines, open_input
 from experiments.language_modeling import LanguageModeling
 from tests import runs
@@ -311,7 +311,7 @@ def test_two_commands_do_not_write_one_output(capfd, tmp_path, language_model):
     """The second one is refused while the first one writes, with the same flags or with others."""
     (tmp_path / "texts").write_text("a\n")
     flags = [f"--input={tmp_path / 'texts'}", f"--output={tmp_path / 'out'}"]
-    with writing_resumed(str(tmp_path / "out"), {"of": "another"}) as out:
+    with writing(str(tmp_path / "out"), source={"of": "another"}) as out:
         out.write(["the first one"])
         for given in (flags, ["--prompt=a", flags[1]]):
             assert predict(language_model, *given) == 2
