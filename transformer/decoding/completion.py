@@ -137,7 +137,7 @@ class TextGenerator:
         at_once = STOP_CHECK_EVERY if self.config.stop else self.config.max_new_tokens
         done: list[Completion] = []
         while texts := list(itertools.islice(rows, self.batch_size)):
-            for _ in self.decode_batch(texts, rng, at_once, self.batch_size):
+            for _ in self.decode_batch(texts, rng, at_once):
                 if self.config.stop:
                     self._end_stopped(texts)
             done += texts
@@ -148,7 +148,7 @@ class TextGenerator:
     def stream_tokens(self, prompt: Sequence[int], rng: jax.Array) -> Iterator[int]:
         """The tokens of the first completion of a single prompt, as they are drawn."""
         text, shown = self._begun(prompt, (0, 0)), 0
-        for _ in self.decode_batch([text], rng, at_once=1, batch_size=1):
+        for _ in self.decode_batch([text], rng, at_once=1):
             yield from text.new[shown:]
             shown = len(text.new)
 
@@ -156,36 +156,27 @@ class TextGenerator:
         """Whether the text has a stop string, and no further token can change the text before it."""
         return ends(self._decode(text), self.config.stop)
 
-    def decode_batch(
-        self, texts: Sequence[Completion], rng: jax.Array, at_once: int, batch_size: int
-    ) -> Iterator[None]:
+    def decode_batch(self, texts: Sequence[Completion], rng: jax.Array, at_once: int) -> Iterator[None]:
         """Decodes all texts until each has ended, and yields after every `at_once` tokens or fewer (a
         speculative pair: or a few more); the caller may then set `ended`. The tokens of a text depend only on
         it and its number."""
         while live := [text for text in texts if not text.ended]:
-            yield from self._decode_window(live, rng, at_once, batch_size)
+            yield from self._decode_window(live, rng, at_once)
 
-    def _decode_window(
-        self, texts: list[Completion], rng: jax.Array, at_once: int, batch_size: int
-    ) -> Iterator[None]:
+    def _decode_window(self, texts: list[Completion], rng: jax.Array, at_once: int) -> Iterator[None]:
         """`decode_batch` until each text has ended or fills its window."""
         window, room = self.window, self.window.room(1, self.config.max_new_tokens)
         options = self.config.options | {"eos_id": window.ends}
-        group = generation.fill(texts, batch_size)  # padding rows are copies of the last one
+        group = generation.fill(texts, self.batch_size)  # padding rows are copies of the last one
         rngs_b = _row_rngs(rng, *np.array([text.number for text in group], np.uint32).T)
         views = [text.view(window) for text in group]
         limits = [window.room(len(view), t.limit - len(t.new)) for view, t in zip(views, group, strict=True)]
+        positions = [len(text.prompt) + len(text.new) for text in group]
+        rows = {"limits_b": np.array(limits, np.int32), "positions_b": np.array(positions, np.int32)}
+        prompts = generation.pad(views, window.length, window.eos_id)
         capacity = min(room, FIRST_ROOM)
         n = min(at_once, capacity - 1)
-        state = generation.begin(
-            self.stepper,
-            *generation.pad(views, window.length, window.eos_id),
-            rngs_b,
-            room=capacity,
-            limits_b=np.array(limits, np.int32),
-            positions_b=np.array([len(text.prompt) + len(text.new) for text in group], np.int32),
-            **options,
-        )
+        state = generation.begin(self.stepper, *prompts, rngs_b, room=capacity, **rows, **options)
         advance = speculative.advance if isinstance(self.stepper, SpeculativePair) else generation.advance
         new_bn, index = on_host(state.token_b)[:, None], 0
         while True:
