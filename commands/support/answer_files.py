@@ -17,6 +17,9 @@ from transformer.errors import UserError
 from transformer.json_text import parse_json
 from workdir.lock import try_lock
 
+FLUSHED_EVERY = 1.0
+"""Seconds between notes of the progress: a killed program repeats at most the answers of this time."""
+
 Source = Mapping[str, Any]
 """Identifies the input and the model of answers."""
 
@@ -24,42 +27,39 @@ Source = Mapping[str, Any]
 class Answers:
     """A stream of answers, and the number of answered texts."""
 
-    every = 0.0
-    """Seconds between two flushes."""
-
     def __init__(self, stream: TextIO, done: int = 0) -> None:
-        self.stream, self.done, self._flushed = stream, done, 0.0
+        self.stream, self.done = stream, done
 
     def write(self, answers: Sequence[str]) -> None:
         """Writes the answers to one text, a line each."""
         self.stream.write("".join(answer + "\n" for answer in answers))
         self.done += 1
-        if time.monotonic() - self._flushed >= self.every:
-            self.flush()
+        self.flush()
 
-    def flush(self) -> None:
+    def flush(self, at_once: bool = False) -> None:
         """Flushes the answers to the disk."""
         self.stream.flush()
-        self._flushed = time.monotonic()
 
 
 class NotedAnswers(Answers):
     """Answers in a file, with a `note` beside it of their progress and their `source`."""
 
-    every = 1.0  # a killed program repeats at most the answers of this time
-
     def __init__(self, stream: TextIO, note: Path, source: Source, done: int) -> None:
         """Continues after the answers to the first `done` texts."""
         super().__init__(stream, done)
-        self._note, self._source = note, source
+        self._note, self._source, self._flushed = note, source, 0.0
 
-    def flush(self) -> None:
-        """Flushes the answers to the disk, then notes their number."""
-        super().flush()
+    def flush(self, at_once: bool = False) -> None:
+        """Flushes the answers to the disk, then notes their number; unless `at_once`, not more often than
+        `FLUSHED_EVERY`."""
+        if not at_once and time.monotonic() - self._flushed < FLUSHED_EVERY:
+            return
+        self.stream.flush()
         size = os.fstat(self.stream.fileno()).st_size
         part = self._note.with_name(self._note.name + ".new")
         part.write_text(json.dumps({"of": self._source, "texts": self.done, "bytes": size}))
         os.replace(part, self._note)
+        self._flushed = time.monotonic()
 
 
 Writing = AbstractContextManager[Answers]
@@ -103,10 +103,10 @@ def _to_file(path: Path, flag: str, source: Source | None) -> Iterator[Answers]:
         try:
             stream.truncate(size)
             try:
-                answers.flush()
+                answers.flush(at_once=True)
                 yield answers
             finally:
-                answers.flush()
+                answers.flush(at_once=True)
         except BaseException as error:
             if not source or not answers.done or isinstance(error, UserError):  # another input will be given
                 part.unlink(missing_ok=True)

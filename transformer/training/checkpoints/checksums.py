@@ -21,13 +21,9 @@ def checksums(tree: Any) -> dict[str, str]:
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     # Read one by one: on CPU devices several collectives at once can wait for one another's threads for ever.
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): _digits(jax.device_get(_sums(leaf)))
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(_sums(leaf), ">u4").tobytes().hex()
         for path, leaf in leaves
     }
-
-
-def _digits(halves: np.ndarray) -> str:
-    return halves.astype(">u4").tobytes().hex()
 
 
 @jax.jit

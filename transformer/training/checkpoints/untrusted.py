@@ -63,9 +63,8 @@ def check_files(step: Path) -> None:
 def check_chunks(tree: Any) -> None:
     """Raises `ValueError` if an array in orbax's description of a checkpoint has larger chunks than itself:
     each chunk is unpacked whole, whatever is taken of it."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(
-        tree, is_leaf=lambda leaf: hasattr(leaf, "storage")
-    ):
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "storage"))
+    for path, leaf in leaves:
         chunks = getattr(getattr(leaf, "storage", None), "chunk_shape", None) or ()
         if math.prod(chunks) > (most := math.prod(max(1, size) for size in leaf.shape)):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
