@@ -99,8 +99,7 @@ class StackConfig(ModelConfig):
     qk_norm_epsilon: Annotated[PositiveFloat, of_mixer("qk_norm"), only("qk_norm")] = 1e-6  # its epsilon
     # cap c of attention scores, c tanh(score / c); 0: none
     soft_cap: Annotated[NonnegativeFloat, of_mixer("soft_cap")] = 0.0
-    # attention sinks: a learned logit per head for attending to nothing
-    sinks: Annotated[bool, of_mixer("sinks")] = False
+    sinks: Annotated[bool, of_mixer("sinks")] = False  # a learned logit per head for attending to nothing
     pattern: Annotated[str, OneOf(PATTERNS), of_mixer("pattern")] = "full"  # sparse attention pattern
     # window size, stride or block size, in tokens
     pattern_size: Annotated[Positive, unless("pattern", "full")] = 256
