@@ -260,9 +260,17 @@ class TextObjective(Experiment):
         """The initial parameters, boxed with their logical axes."""
         return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
 
-    @abstractmethod
     def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
-        """The last layer's states (b, t, d) of a batch; `options` are those of `self.model.apply`."""
+        """The last layer's states (b, t, d); `unembed` maps them to logits of the batch's `targets`.
+        `options` are those of `self.model.apply`. The default is that of a decoder."""
+        return self.model.apply(
+            {"params": params},
+            batch["tokens"],
+            segments_bt=batch["segments"],
+            positions_bt=batch["positions"],
+            method="hidden",
+            **options,
+        )
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, nats per target token (label smoothing in training only); `bits_per_byte`; `z_loss`."""

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,36 @@ class ClassificationConfig(RunConfig):
         check_row_length(self)
 
 
-class Classification(Experiment):
+class LabelObjective(Experiment):
+    """An objective on examples with one label each; `label_loss` is a `LabelLoss`."""
+
+    label_loss: LabelLoss
+
+    @abstractmethod
+    def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
+        """The logits of each example of a batch over the classes, on the last axis."""
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """`loss`, -log p(label) in nats, with label smoothing in training only, and `accuracy`."""
+        return self.label_loss.terms(self.logits(params, batch, rng, train), batch, train)
+
+    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
+        """The sum of the examples' weights in the loss."""
+        return self.label_loss.weigh(batch)
+
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """Loss, accuracy, F1 and calibration error of a split."""
+        evaluator = classification_evaluator(self, split, put)
+        if split == "validation":
+            self._validation = evaluator  # for plots and `result_lines`
+        return {"eval": evaluator, **self.other_evaluators(put, split)}
+
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
+        """The accuracy, and that of always predicting the most frequent label."""
+        return [self._validation.accuracy_line()]
+
+
+class Classification(LabelObjective):
     """An encoder with a classification head, trained on texts packed into rows."""
 
     Config = ClassificationConfig
@@ -95,21 +125,6 @@ class Classification(Experiment):
             train=train,
             rngs={"dropout": rng},
         )
-
-    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, -log p(label) in nats, with label smoothing in training only, and `accuracy`."""
-        return self.label_loss.terms(self.logits(params, batch, rng, train), batch, train)
-
-    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
-        """The sum of the examples' weights in the loss."""
-        return self.label_loss.weigh(batch)
-
-    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """Loss, accuracy, F1 and calibration error of a split."""
-        evaluator = classification_evaluator(self, split, put)
-        if split == "validation":
-            self._validation = evaluator  # for plots and `result_lines`
-        return {"eval": evaluator, **self.other_evaluators(put, split)}
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
@@ -217,7 +232,3 @@ class Classification(Experiment):
         """The beginning of the first line of the validation split that is not only white space."""
         lines = (line for texts, _ in self.data.texts("validation") for line in "\t".join(texts).splitlines())
         return [f"--prompt={next(filter(str.strip, lines), '')[:80]}"]
-
-    def result_lines(self, measured: dict[str, float]) -> list[str]:
-        """The accuracy, and that of always predicting the most frequent label."""
-        return [self._validation.accuracy_line()]

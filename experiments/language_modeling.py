@@ -28,7 +28,7 @@ from transformer.layers.attention.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.models.transforms.reduced import check_cache
 from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Params
+from transformer.training.experiment import Params
 from transformer.training.hooks import Hook
 from transformer.training.losses.token_losses import LossConfig
 from transformer.training.run_config import RunConfig, check_row_length
@@ -68,17 +68,6 @@ class LanguageModeling(TextObjective):
         """`tokenizer` is that of the run folder; by default one is trained on the training text."""
         self.config, self.data = config, TextData.of(config.data, tokenizer)
         self.model = config.model.build(self.data.tokenizer.vocab_size)
-
-    def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
-        """The last layer's states (b, t, d); `unembed` maps them to logits of the batch's `targets`."""
-        return self.model.apply(
-            {"params": params},
-            batch["tokens"],
-            segments_bt=batch["segments"],
-            positions_bt=batch["positions"],
-            method="hidden",
-            **options,
-        )
 
     def cut(self, batch: dict[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
         """Packed rows cut into rows of `length` tokens."""

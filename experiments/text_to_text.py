@@ -19,7 +19,7 @@ from transformer.evaluation.scoring import Row
 from transformer.layers.attention.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.models.transforms.reduced import check_cache
-from transformer.training.experiment import Batch, Params
+from transformer.training.experiment import Params
 from transformer.training.run_config import RunConfig
 
 
@@ -59,23 +59,13 @@ class TextToText(SequenceToSequence):
     Config = TextToTextConfig
     # Of one sequence, where the base class has an encoder.
     init = TextObjective.init
+    hidden = TextObjective.hidden
     flops_per_token = TextObjective.flops_per_token
 
     @staticmethod
     def packing(config: Any) -> Callable[..., PackedPairs]:
         """Packs source and target as one sequence."""
         return functools.partial(JoinedPairs, loss_on=config.data.loss_on)
-
-    def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
-        """The last layer's states (b, t, d); `unembed` maps them to logits of the batch's `targets`."""
-        return self.model.apply(
-            {"params": params},
-            batch["tokens"],
-            segments_bt=batch["segments"],
-            positions_bt=batch["positions"],
-            method="hidden",
-            **options,
-        )
 
     @property
     def tokens_per_example(self) -> int:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.base import Experiment
+from experiments.classification import LabelObjective
 from experiments.resized_positions import ResizedPositions
 from transformer.data.encoders.labels import remarks
 from transformer.data.images.image_sources import save_pixels
@@ -20,14 +20,13 @@ from transformer.data.images.images import ImageData, ImageDataConfig
 from transformer.decoding.generation import fill
 from transformer.devices import on_host
 from transformer.errors import UserError
-from transformer.evaluation.classifier_scores import classification_evaluator, prediction_table, ranked_labels
+from transformer.evaluation.classifier_scores import prediction_table, ranked_labels
 from transformer.layers.attention.products import attention_products
 from transformer.models.vision import VisionConfig, VisionTransformer
 from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Params, Put
-from transformer.training.hooks import Evaluator, Hook
+from transformer.training.experiment import Batch, Params
+from transformer.training.hooks import Hook
 from transformer.training.losses.label_losses import LabelLoss, LabelLossConfig
-from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
 from transformer.training.state import State
 from transformer.visualization.classifier_plots import draw_classification
@@ -72,7 +71,7 @@ class VisionRunConfig(RunConfig):
         return {name for kind in kinds for name in (kind.position, kind.pattern)} - {"none", "full"}
 
 
-class Vision(Experiment):
+class Vision(LabelObjective):
     """A Vision Transformer, trained on augmented images (flips and shifts)."""
 
     Config = VisionRunConfig
@@ -104,21 +103,6 @@ class Vision(Experiment):
         same = here.grid == there.grid and here.model.max_length == there.model.max_length
         rows = here.model.max_length + here.model.position_offset
         return ResizedPositions(origin, there.grid, here.grid, rows) if learned and not same else origin
-
-    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, -log p(label) in nats, with label smoothing in training only, and `accuracy`."""
-        return self.label_loss.terms(self.logits(params, batch, rng, train), batch, train)
-
-    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
-        """The sum of the examples' weights in the loss."""
-        return self.label_loss.weigh(batch)
-
-    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """Loss, accuracy, F1 and calibration error of a split."""
-        evaluator = classification_evaluator(self, split, put)
-        if split == "validation":
-            self._validation = evaluator  # for plots and `result_lines`
-        return {"eval": evaluator, **self.other_evaluators(put, split)}
 
     @property
     def tokens_per_example(self) -> int:
@@ -187,10 +171,6 @@ class Vision(Experiment):
     def example_flags(self) -> list[str]:
         """The first image of the validation split."""
         return [f"--prompt={self._sample}"]
-
-    def result_lines(self, measured: dict[str, float]) -> list[str]:
-        """The accuracy, and that of always predicting the most frequent label."""
-        return [self._validation.accuracy_line()]
 
 
 def file_name(label: str) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,45 +30,19 @@ def make_stack(c: Any, num_layers: int, cross: bool, causal: bool) -> Stack:
     tied = ("position",) if c.share_position else ()
     blocks_m = tuple(blocks[name] for name in names)
     stack = Stack(blocks_m, names, num_layers, c.scan_layers, c.remat, drops, tied)
-    for key, transform in TRANSFORMS.items():
+    for key, name in TRANSFORMS.items():
         if vars(c).get(key):
-            stack = transform(c, stack)
+            stack = pkgutil.resolve_name(name)(c, stack)
     return stack
 
 
-def _with_skips(c: Any, stack: Stack) -> Stack:
-    from transformer.layers.variants.skips import with_skips
-
-    return with_skips(stack)
-
-
-def _with_adapters(c: Any, stack: Stack) -> Stack:
-    from transformer.models.transforms.lora import adapted
-
-    return adapted(stack, c.lora_rank, c.lora_alpha, c.lora_layers)
-
-
-def _with_scaled_scores(c: Any, stack: Stack) -> Stack:
-    if c.parametrization == "standard":
-        return stack
-    from transformer.models.transforms.mup import with_scaled_scores
-
-    return with_scaled_scores(c, stack)
-
-
-def _with_values(c: Any, stack: Stack) -> Stack:
-    from transformer.models.transforms.value_embeddings import with_values
-
-    return with_values(stack, c.value_embeddings)
-
-
-TRANSFORMS: dict[str, Callable[[Any, Stack], Stack]] = {
-    "skips": _with_skips,
-    "lora_rank": _with_adapters,
-    "base_head_dim": _with_scaled_scores,
-    "value_embeddings": _with_values,
+TRANSFORMS = {
+    "skips": "transformer.layers.variants.skips:with_skips",
+    "lora_rank": "transformer.models.transforms.lora:with_adapters",
+    "base_head_dim": "transformer.models.transforms.mup:with_scaled_scores",
+    "value_embeddings": "transformer.models.transforms.value_embeddings:with_values",
 }
-"""Key -> what changes the stack of blocks of a config in which the key is set."""
+"""Key -> module and function, (config, stack) -> stack, imported only where the key of a config is set."""
 
 
 def make_block(c: Any, num_layers: int, cross: bool, causal: bool) -> Block:

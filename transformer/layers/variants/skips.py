@@ -39,7 +39,7 @@ class Skips:
         return x_btd, cache
 
 
-def with_skips(stack: Stack) -> Stack:
+def with_skips(c: Any, stack: Stack) -> Stack:
     """The stack with U-shaped skips.
 
     Raises:

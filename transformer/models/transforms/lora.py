@@ -77,9 +77,10 @@ class Adapters:
         return y + up(down(*args, **kwargs)) * jnp.asarray(self.alpha / self.rank, y.dtype)
 
 
-def adapted(stack: Stack, rank: int, alpha: float, layers: str) -> Stack:
+def with_adapters(c: Any, stack: Stack) -> Stack:
     """The stack with adapters in its blocks; see `Adapters`."""
-    return dataclasses.replace(stack, transforms=(*stack.transforms, Adapters(rank, alpha, layers)))
+    adapters = Adapters(c.lora_rank, c.lora_alpha, c.lora_layers)
+    return dataclasses.replace(stack, transforms=(*stack.transforms, adapters))
 
 
 def merged(params: Any, config: Any) -> Any:

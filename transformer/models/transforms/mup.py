@@ -41,7 +41,9 @@ def logit_scale(c: Any) -> float:
 
 
 def with_scaled_scores(c: Any, stack: Stack) -> Stack:
-    """The stack with `score_scale` in all of its attention."""
+    """The stack with `score_scale` in all of its attention; the same in the standard parametrization."""
+    if c.parametrization == "standard":
+        return stack
 
     def scaled(mixer: Any) -> Any:
         fields = getattr(mixer, "__dataclass_fields__", {})

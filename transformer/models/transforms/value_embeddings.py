@@ -102,12 +102,13 @@ class AddedValues:
             return function(*args, **kwargs)
 
 
-def with_values(stack: Stack, chosen: Sequence[int]) -> Stack:
-    """The stack, whose layers `chosen` take values to add.
+def with_values(c: Any, stack: Stack) -> Stack:
+    """The stack, whose layers `value_embeddings` of the config take values to add.
 
     Raises:
       UserError: there is no such layer, or it has another mixer than multi-head attention.
     """
+    chosen = c.value_embeddings
     key, places = f"config.model.value_embeddings: {tuple(chosen)}", places_of(stack, chosen)
     if len({*places}) < len(places) or not all(0 <= i < stack.num_layers for i in places):
         raise UserError(f"{key}; expected different layers of 0 to {stack.num_layers - 1}, -1 for the last")
