@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from transformer.data.cache.disk_cache import build_once, digest, map_arrays
 from transformer.data.cache.token_cache import BAR
 from transformer.data.chat.chat_template import ChatTemplate, Message, check_messages
 from transformer.data.sources import Source
+from transformer.data.sources.joined_fields import JoinedFields
 from transformer.data.sources.options import before_answer
 from transformer.data.tokenization.tokenizers import Tokenizer, whole
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 
 
-class Dialogues(Source):
+class Dialogues(JoinedFields):
     """Records of `each` conversations, from the fields that `parts` read of the same records.
 
     The text of a record, on which a tokenizer may be trained, is that of its messages without a template.
@@ -33,31 +34,9 @@ class Dialogues(Source):
     last_only = False
     """Whether only the last answer of a conversation is one to learn."""
 
-    def __init__(self, parts: Sequence[Source]) -> None:
-        self._parts = parts
-        self.name = parts[0].name
-        self.identity = digest(type(self).__name__, [part.identity for part in parts])
-
-    def __len__(self) -> int:
-        return len(self._parts[0])
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         messages = (message for each in self.conversations(index) for message in each)
         return {self.field: "\n".join(message["content"] for message in messages)}
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """The content of all fields."""
-        return {name: content for part in self._parts for name, content in part.content.items()}
-
-    @functools.cached_property
-    def tally(self) -> Mapping[str, int]:  # type: ignore[override]
-        """The tally of the records."""
-        return self._parts[0].tally
-
-    def place(self, index: int) -> str:
-        """The file and the line of a record."""
-        return self._parts[0].place(index)
 
     def conversations(self, index: int) -> list[list[Message]]:
         """The conversations of a record.
@@ -114,6 +93,7 @@ class Conversations(Dialogues):
     """One conversation in each record: a list of messages or the JSON of one; or, in several fields, the
     prompt, whose texts are joined by line breaks, and last the answer."""
 
+    kind = "Conversations"
     each = 1
 
     def _read(self, *values: Any) -> list[list[Message]]:
@@ -133,6 +113,7 @@ class Preferences(Dialogues):
     of the prompt what both start with. A text is a text, also where it could be read as JSON.
     """
 
+    kind = "Preferences"
     each = 2
     last_only = True
 

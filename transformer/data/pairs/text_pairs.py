@@ -1,57 +1,36 @@
 """Pairs of texts, source and target: from a config's `data` group to batches."""
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from transformer.config import Bound, Rate
-from transformer.data.cache.disk_cache import digest
 from transformer.data.cache.token_cache import BLANK, TokenCache
 from transformer.data.corpus import CorpusConfig, key_in_errors, without_lossy_bytes
 from transformer.data.loader import DataLoader
 from transformer.data.packed_corpus import PackedCorpus
 from transformer.data.pairs.pair_packing import JoinedPairs, PackedPairs, RepackedPairs
 from transformer.data.sources import Source
+from transformer.data.sources.joined_fields import JoinedFields
 from transformer.data.tokenization.bpe_dropout import Segmentations
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 
-class Side(Source):
+class Side(JoinedFields):
     """The texts of one field, or of several fields of the same records joined by line breaks.
 
     A text of only white space counts as empty.
     """
 
-    def __init__(self, parts: Sequence[Source]) -> None:
-        self._parts = parts
-        self.name = parts[0].name
-        self.identity = digest("side", [part.identity for part in parts])
-
-    def __len__(self) -> int:
-        return len(self._parts[0])
+    kind = "side"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         text = "\n".join(part.text(index) for part in self._parts)
         return {self.field: text if text.strip() else ""}
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """The content of all fields."""
-        return {name: content for part in self._parts for name, content in part.content.items()}
-
-    @functools.cached_property
-    def tally(self) -> Mapping[str, int]:  # type: ignore[override]
-        """The tally of the records."""
-        return self._parts[0].tally
-
-    def place(self, index: int) -> str:
-        """The location of the record in the first field's source."""
-        return self._parts[0].place(index)
 
     def alternatives(self, index: int) -> list[str]:
         """The non-empty alternatives of a single field; several fields have one joined text."""
