@@ -108,8 +108,7 @@ def _pattern(c: Any) -> Pattern:
 
 def make_position(c: Any, causal: bool, **module: Any) -> Position:
     """The position encoding, for causal attention if `causal`."""
-    cls: Any = type(c)
-    keys = {mark.field: key for key, mark in marks_of(cls, (FieldOf,)) if mark.on == "position"}
+    keys = {mark.field: key for key, mark in marks_of(c.__class__, (FieldOf,)) if mark.on == "position"}
     values = {name: getattr(c, key) for name, key in keys.items() if getattr(c, key)}  # 0: its own default
     values |= {"max_length": c.max_length, "scaling_factor": c.position_factor, "rms": c.added_rms}
     values |= {"head_dim": c.key_width, "causal": causal}

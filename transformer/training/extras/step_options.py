@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from transformer.training.optim.optax_optimizers import multiplies_matrices, own_average
+from transformer.training.optim.optax_optimizers import own_average
 from transformer.training.optim.rules import stop_gradients
 from transformer.training.parallel import mesh_axes, path_names
 
@@ -24,7 +24,7 @@ def step_options(run: "Run") -> dict[str, Callable]:
     if run.mesh.size > 1:
         shardings = run.shardings.params
         options["constrain"] = lambda params: jax.lax.with_sharding_constraint(params, shardings)
-        if multiplies_matrices(config.name):
+        if config.is_muon:
             options["reshard_for_optimizer"] = functools.partial(
                 reshard_stacks, shardings=shardings, chosen=lambda path: run.roles(path).is_hidden
             )

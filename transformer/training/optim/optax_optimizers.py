@@ -139,11 +139,6 @@ def mask_name(parameters: Mapping[str, Any]) -> str | None:
     return next((name for name in MASKS if {name, "weight_decay"} <= parameters.keys()), None)
 
 
-def multiplies_matrices(name: str) -> bool:
-    """Whether the optimizer multiplies each hidden matrix with itself, as Muon does."""
-    return DIMENSIONS in inspect.signature(find_optimizer(name)).parameters
-
-
 def is_schedule_free(name: str) -> bool:
     """Whether the optimizer is schedule-free, and so keeps its own average."""
     return name.rpartition(".")[2].startswith("schedule_free")

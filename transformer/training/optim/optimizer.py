@@ -20,9 +20,10 @@ from transformer.config import (
     Rate,
 )
 from transformer.training.optim.optax_optimizers import (
+    DIMENSIONS,
     build,
+    find_optimizer,
     is_schedule_free,
-    multiplies_matrices,
 )
 from transformer.training.optim.optimizer_checks import CHECKS, check_length, check_numbers
 from transformer.training.optim.roles import Role, Roles, unknown
@@ -90,8 +91,9 @@ class OptimizerConfig(Bounded):
 
     @property
     def is_muon(self) -> bool:
-        """Whether the optimizer is Muon, which updates hidden matrices and leaves the rest to Adam."""
-        return multiplies_matrices(self.name)
+        """Whether the optimizer is Muon, which multiplies hidden matrices with themselves and leaves the rest
+        to Adam."""
+        return DIMENSIONS in inspect.signature(find_optimizer(self.name)).parameters
 
     def decays_by(self, role: Role) -> bool:
         """Whether `weight_decay` applies to a parameter: a matrix, for Muon one that it takes."""
