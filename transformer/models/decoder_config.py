@@ -1,7 +1,6 @@
 """The config of a decoder: each key with its bound, the condition of its effect, its default and its meaning.
 
-Other models of blocks have subclasses of `StackConfig`, and of `TextConfig` if they read tokens.
-"""
+Other models of blocks have subclasses of `StackConfig`, and of `TextConfig` if they read tokens."""
 
 import dataclasses
 import functools
