@@ -150,7 +150,7 @@ def test_the_place_of_the_sources_may_change_but_not_their_content(capfd, tmp_pa
     assert code == 2 and "data.sources[0] {'text': 0.7} (here {'text': 0.6})" in err
     (there / "two" / "0.txt").write_text("other")
     code, err = resume()
-    assert code == 2 and "began with other data: data.sources[1]: 0.txt had " in err
+    assert code == 2 and "started with other data: data.sources[1]: 0.txt had " in err
     shutil.copy(os.path.dirname(two.partition(":")[2]) + "/0.txt", there / "two")
     assert resume()[0] == 0
 
