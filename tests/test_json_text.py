@@ -58,7 +58,7 @@ def each_line(text):
     ]
 
 
-@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 @hypothesis.given(strategies.lists(VALUES, max_size=3), strategies.booleans(), strategies.data())
 def test_lines_have_the_values_or_the_error_of_each_line_alone(values, ascii_only, data):
     text = "\n".join(json.dumps(value, ensure_ascii=ascii_only) for value in values)

@@ -360,6 +360,7 @@ def test_eight_devices_train_as_one_does(factor, documents):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_beside_context_experts_compute_the_tokens_of_a_device():
     """Of 24 rows of 8 tokens over two and four devices: 12 rows, 2 tokens of each, two choices of a token."""
     _, program = curve({"data": 2, "context": 4}, rows=24)
