@@ -151,7 +151,7 @@ def test_a_member_that_returns_float32_leaves_the_residuals_as_they_are(
         lambda *_, name=None, **__: OfFloat32(name=name),
     )
     options = {"norm_placement": placement, "scan_layers": scan_layers, key: "mine"}
-    config = DecoderConfig(d_model=8, num_layers=2, num_heads=2, d_ff=8, dtype="bfloat16", **options)
+    config = DecoderConfig(d_model=8, num_layers=2, num_heads=2, d_ff=16, dtype="bfloat16", **options)
     tokens, model = jnp.zeros((1, 4), jnp.int32), config.build(5)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)
     program = str(jax.make_jaxpr(model.apply)(nn.meta.unbox(params), tokens))
