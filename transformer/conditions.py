@@ -65,7 +65,8 @@ class FieldOf:
 
     def why(self, value: str) -> str:
         """That this member does not have the field, and which ones have it."""
-        return f"with {self.on} {value!r}; only {self._having} has it" if self.refused else ""
+        has = "have" if "," in self._having else "has"
+        return f"with {self.on} {value!r}; only {self._having} {has} it" if self.refused else ""
 
     @property
     def expected(self) -> str:

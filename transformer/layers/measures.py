@@ -42,7 +42,7 @@ class Measures:
         if self.norms and isinstance(module, Block) and name == "__call__":
             segments_bt = kwargs.get("mask", Mask()).query_segments_bt
             sow(module, f"{ACTIVATION}/{_stack(module)}", mean_square(result[0], segments_bt))
-        if self.attention and isinstance(module, Attention) and name == "run_kernel":
+        if self.attention and isinstance(module, Attention) and name == Attention.run_kernel.__name__:
             scored = kwargs["mask"], kwargs["scoring"], module.weights
             entropy, largest = attention_measures(args[0], args[1], *scored)
             sow(module, f"{module.name}/entropy/{_stack(module.parent)}", entropy)

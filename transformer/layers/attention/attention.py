@@ -107,11 +107,14 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         options: Any = {"mask": mask, "scoring": self._scoring(q_bthk, positions_bt, key_positions_bs)}
         if train and self.dropout > 0:
             options |= {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")}
-        inputs: Any = q_bthk, k_bsgk, v_bsgk
+        place = f"{self.parent.name}/{self.name}" if train else ""  # the kernels of training are logged
+        return self.run_kernel(q_bthk, k_bsgk, v_bsgk, place=place, **options)
+
+    def run_kernel(self, *inputs: Any, place: str, **options: Any) -> jax.Array:
+        """`attend`, by the kernel for these inputs; measurements of attention intercept it."""
         sows = self.is_mutable_collection("intermediates") and not self.is_initializing()
         if sows or type(self).weights is not Attention.weights:
             return self._attend_and_sow(*inputs, **options)
-        place = f"{self.parent.name}/{self.name}" if train else ""  # the kernels of training are logged
         kernel = choose(self.kernel, *inputs, place=place, **options)
         with jax.named_scope(getattr(kernel, "__name__", self.kernel)):  # a partial function has no name
             return kernel(*inputs, **options)
