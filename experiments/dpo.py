@@ -124,7 +124,9 @@ class PreferenceOptimization(Chat):
 
     @functools.cached_property
     def _identity(self) -> str:
-        return digest(checksums(self._initial()[1]))
+        run, params = self._initial()
+        with run.placed():  # also where the caller computes on other devices
+            return digest(checksums(params))
 
     def _initial(self) -> tuple[Run, Params]:
         run = Run(self, self.config, self.data.folder / "references" / "no run")
