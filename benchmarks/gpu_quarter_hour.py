@@ -6,9 +6,9 @@ Each case is a process with a deadline. It starts its contestants, which compile
 them take turns: each turn is a block of consecutive steps of at least 1.5 s that waits for the device only at
 its end. Each figure is appended to FILE as a line of JSON, on disk before the next block starts, with the
 clock, power and temperature of the GPU. When the time is over, what has not started is left out by name. The
-last lines are a table: tokens/s of the median block, MFU by the data sheet, and the median ratio of the
-first contestant to each over the rounds. A loss that is not finite, or that does not start near
-log(vocabulary), ends its contestant.
+last lines are a table: tokens/s of the median block, MFU by the data sheet, and over the rounds the median
+ratio of the first contestant to each that computes as many tokens. A loss that is not finite, or that does
+not start near log(vocabulary), ends its contestant.
 
 `--tiny` rehearses all of it with small models, on any machine. `--cases` names some:
 """
@@ -152,8 +152,9 @@ def random_batch(shapes: Mapping[str, Any], vocab_size: int, document: int) -> d
 
     rng = np.random.default_rng(0)
     batch: dict[str, Any] = {}
+    starts_of_shape: dict[Any, Any] = {}
     for name, x in shapes.items():
-        starts = rng.random(x.shape) < (1 / document if document else 0)
+        starts = starts_of_shape.setdefault(x.shape, rng.random(x.shape) < (1 / document if document else 0))
         segments = 1 + np.cumsum(starts, axis=-1)
         if name.endswith("segments"):
             values = segments
@@ -405,6 +406,9 @@ def rows(records: list[dict[str, Any]]) -> Iterator[dict[str, object]]:
         if "who" in record:
             contestants.setdefault((record["case"], record["who"]), []).append(record)
     blocks = {key: [r["seconds"] for r in some if "seconds" in r] for key, some in contestants.items()}
+    tokens = {
+        key: next((r["tokens"] for r in some if "tokens" in r), None) for key, some in contestants.items()
+    }
     for (case, who), some in contestants.items():
         facts: dict[str, Any] = {name: value for record in some for name, value in record.items()}
         seconds = blocks[case, who]
@@ -420,7 +424,8 @@ def rows(records: list[dict[str, Any]]) -> Iterator[dict[str, object]]:
             row["tokens/s"] = f"{facts['tokens'] / middle:,.0f}" if "tokens" in facts else "-"
             row["TFLOP/s"] = f"{flops / middle / 1e12:.1f}" if flops else "-"
             row["MFU"] = f"{flops / middle / facts['peak']:.1%}" if flops and facts["peak"] else "-"
-        ratios = [b / a for a, b in zip(blocks[first], seconds, strict=False)]
+        same_work = tokens[first] and tokens[first] == tokens[case, who]
+        ratios = [b / a for a, b in zip(blocks[first], seconds, strict=False)] if same_work else []
         row["first is faster"] = f"{statistics.median(ratios):.3f}x" if ratios else "-"
         row["GB"] = f"{facts['gb']:.2f}" if facts.get("gb") else "-"
         row["compile s"] = f"{facts['compile_s']:.0f}" if "compile_s" in facts else "-"
@@ -468,7 +473,7 @@ def main() -> None:
                 os.killpg(child.pid, signal.SIGKILL)
     records = [json.loads(line) for line in flags.out.read_text().splitlines()]
     print(records[0]["machine"])
-    print(common.table([*rows(records)]))
+    print(common.table(measured) if (measured := [*rows(records)]) else "nothing was measured")
     for record in records:
         if "left_out" in record:
             print(f"{record['case']}: {record['left_out']}")
