@@ -57,6 +57,7 @@ class Experiment(Objective, ABC):
     batch need not have all of them."""
     perplexity = False
     """Whether `loss` is nats per token, so that its exponential is a perplexity."""
+    _noted: frozenset[str] = frozenset()
 
     # What training asks.
 
@@ -168,10 +169,9 @@ class Experiment(Objective, ABC):
 
     def note(self, kind: str, text: str) -> None:
         """Prints a note on standard error, unless it is ""; only the first of each kind."""
-        noted = vars(self).setdefault("_noted", set())
-        if text and kind not in noted and jax.process_index() == 0:
+        if text and kind not in self._noted and jax.process_index() == 0:
             tqdm.write(text, file=sys.stderr)  # above a progress bar
-            noted.add(kind)
+            self._noted |= {kind}
 
     # What commands ask of a trained model.
 
@@ -200,7 +200,7 @@ class Experiment(Objective, ABC):
 
     def reduced(self, params: Params) -> Params:
         """The parameters as texts are decoded with them, in the type that the config says."""
-        kind = vars(self.config)[self.decoding].weights if self.decoding else "float32"
+        kind = getattr(self.config, self.decoding).weights if self.decoding else "float32"
         return params if kind == "float32" else reduced(params, kind)
 
     def predict(
@@ -287,9 +287,9 @@ class TextObjective(Experiment):
         """The most tokens that the decoder reads."""
         return self.config.model.max_length
 
+    @abstractmethod
     def sample(self, params: Params) -> str:
         """The text that is written as a sample, every `train.sample_every` steps."""
-        raise NotImplementedError
 
     def attended(self, params: Params) -> AttentionMap | None:
         """The attention map that is drawn beside each sample; None: none."""

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.base import Experiment
+from experiments.label_objective import LabelObjective
 from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig
 from transformer.data.encoders.labels import MAX_LISTED_LABELS, remarks
 from transformer.data.line_escapes import in_a_line
@@ -20,17 +19,15 @@ from transformer.decoding.generation import pad_encoder_inputs
 from transformer.devices import on_host
 from transformer.evaluation.attention_weights import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.classifier_scores import (
-    classification_evaluator,
     mean_logits,
     prediction_table,
     ranked_labels,
 )
 from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.run_folder import RunFolder
-from transformer.training.experiment import Batch, Params, Put
-from transformer.training.hooks import Evaluator, Hook
+from transformer.training.experiment import Batch, Params
+from transformer.training.hooks import Hook
 from transformer.training.losses.label_losses import LabelLoss, LabelLossConfig
-from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
 from transformer.visualization.attention_maps import draw_attention
 from transformer.visualization.classifier_plots import draw_classification
@@ -57,35 +54,6 @@ class ClassificationConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_row_length(self)
-
-
-class LabelObjective(Experiment):
-    """An objective on examples with one label each; `label_loss` is a `LabelLoss`."""
-
-    label_loss: LabelLoss
-
-    @abstractmethod
-    def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
-        """The logits of each example of a batch over the classes, on the last axis."""
-
-    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, -log p(label) in nats, with label smoothing in training only, and `accuracy`."""
-        return self.label_loss.terms(self.logits(params, batch, rng, train), batch, train)
-
-    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
-        """The sum of the examples' weights in the loss."""
-        return self.label_loss.weigh(batch)
-
-    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """Loss, accuracy, F1 and calibration error of a split."""
-        evaluator = classification_evaluator(self, split, put)
-        if split == "validation":
-            self._validation = evaluator  # for plots and `result_lines`
-        return {"eval": evaluator, **self.other_evaluators(put, split)}
-
-    def result_lines(self, measured: dict[str, float]) -> list[str]:
-        """The accuracy, and that of always predicting the most frequent label."""
-        return [self._validation.accuracy_line()]
 
 
 class Classification(LabelObjective):

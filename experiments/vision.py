@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
+from jax.sharding import NamedSharding, PartitionSpec
 
-from experiments.classification import LabelObjective
-from experiments.resized_positions import ResizedPositions
+from experiments.label_objective import LabelObjective
 from transformer.data.encoders.labels import remarks
 from transformer.data.images.image_sources import save_pixels
 from transformer.data.images.images import ImageData, ImageDataConfig
@@ -22,7 +23,7 @@ from transformer.devices import on_host
 from transformer.errors import UserError
 from transformer.evaluation.classifier_scores import prediction_table, ranked_labels
 from transformer.layers.attention.products import attention_products
-from transformer.models.vision import VisionConfig, VisionTransformer
+from transformer.models.vision import VisionConfig, VisionTransformer, resized_positions
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Params
 from transformer.training.hooks import Hook
@@ -33,6 +34,9 @@ from transformer.visualization.classifier_plots import draw_classification
 
 AT_ONCE = 32
 """Batch size of `predict`."""
+
+TABLE = "trunk/position/table"
+"""The path of the learned positions among the parameters."""
 
 
 @dataclass(frozen=True)
@@ -189,3 +193,45 @@ class SampleImage(Hook):
         """Writes the image on the first process."""
         if jax.process_index() == 0:
             save_pixels(self.image, self.path)
+
+
+@dataclass(frozen=True)
+class ResizedPositions:
+    """An `Origin` of an image model, with its learned positions for another grid of patches; see
+    `resized_positions`."""
+
+    origin: Any
+    before: tuple[int, int]
+    after: tuple[int, int]
+    rows: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.origin, name)
+
+    def __str__(self) -> str:
+        return str(self.origin)
+
+    def shapes(self) -> dict[str, tuple]:
+        """See `Origin`."""
+        found = self.origin.shapes()
+        (_, width), dtype = found[TABLE]
+        return found | {TABLE: ((self.rows, width), dtype)}
+
+    def read(self, wanted: Params) -> Params:
+        """See `Origin`."""
+        flat = traverse_util.flatten_dict(wanted, sep="/")
+        if (target := flat.get(TABLE)) is None:
+            return self.origin.read(wanted)
+        shape, _ = self.origin.shapes()[TABLE]
+        stored = jax.ShapeDtypeStruct(shape, target.dtype, sharding=_whole(target.sharding))
+        found = self.origin.read(traverse_util.unflatten_dict(flat | {TABLE: stored}, sep="/"))
+        flat = traverse_util.flatten_dict(found, sep="/")
+        resize = functools.partial(resized_positions, before=self.before, after=self.after, rows=self.rows)
+        flat[TABLE] = jax.jit(resize, out_shardings=target.sharding)(flat[TABLE])
+        return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def _whole(sharding: Any) -> Any:
+    """The sharding of an array of another shape that is whole on each of the same devices."""
+    named = isinstance(sharding, NamedSharding)
+    return NamedSharding(sharding.mesh, PartitionSpec()) if named else sharding

@@ -78,7 +78,7 @@ BEFORE_THE_DATA = {
     "--config.data.vocab_size=300": "config.data.vocab_size: 300 does nothing with tokenizer 'bytes'; leave",
     "--config.data.tokenizer=pieces --config.data.vocab_size=300": "data.tokenizer: 'pieces' is not a file",
     "--config.optimizer.schedule=constant --config.optimizer.decay_steps=1": "decay_steps: 1 does nothing "
-    "with schedule 'constant'; only 'cosine', 'wsd' have it; leave it at 0",
+    "with schedule 'constant', only with 'cosine', 'wsd'; leave it at 0",
     "--config.model.pattern_size=8": "config.model.pattern_size: 8 does nothing with pattern 'full'; leave",
     "--config.model.lora_alpha=8": "config.model.lora_alpha: 8.0 does nothing with lora_rank 0; leave it at",
     "--config.loss.model_terms.load_balance=abc": "loss.model_terms.load_balance: 'abc' (str); expected flo",

@@ -264,7 +264,7 @@ def test_a_config_file_may_add_a_member_which_other_commands_include(monkeypatch
     for name, message in {"no.py": "there is no file", "wrong.py": "wrong.py, line 2: ZeroDivision"}.items():
         capfd.readouterr()
         assert launch.main([*predict, f"--include={tmp_path / name}"]) == 2
-        assert message in capfd.readouterr().err
+        assert message in capfd.readouterr().err and not INCLUDED
 
 
 OBJECTIVE = """

@@ -65,8 +65,7 @@ class FieldOf:
 
     def why(self, value: str) -> str:
         """That this member does not have the field, and which ones have it."""
-        has = "have" if "," in self._having else "has"
-        return f"with {self.on} {value!r}; only {self._having} {has} it" if self.refused else ""
+        return f"with {self.on} {value!r}, only with {self._having}" if self.refused else ""
 
     @property
     def expected(self) -> str:

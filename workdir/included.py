@@ -22,11 +22,11 @@ def include(name: str) -> None:
     """
     if not Path(name).is_file():
         raise UserError(f"--include: there is no file {name!r}")
-    INCLUDED[:] = [f"--include={name}"]
     try:
         runpy.run_path(name)
     except Exception as error:
         raise UserError(why_it_failed(name, error)) from None
+    INCLUDED[:] = [f"--include={name}"]
 
 
 def suggest_including(config: object) -> None:

@@ -1,12 +1,14 @@
 """Keys of config.json: which are read over, which are refused, and that transformers agrees."""
 
 import ast
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from experiments import find_experiment
+from transformer.config import from_values
 from transformer.errors import UserError
 from transformer.interop import FAMILIES
 from transformer.interop.harmless import FORMS, NAMES, ON, is_harmless
@@ -93,6 +95,34 @@ def test_keys_that_can_change_the_function_are_refused(tmp_path, changes, said):
 )
 def test_what_is_off_or_of_another_program_is_harmless(harmless):
     assert all(is_harmless(*each) for each in harmless.items())
+
+
+OTHERS: dict[str, object] = dict.fromkeys(("embedding_dropout", "attention_dropout", "dropout"), 0.5) | {
+    "dtype": "bfloat16",
+    "kernel": "reference",
+    "scan_layers": True,
+    "remat": "full",
+    "lora_rank": 3,
+    "lora_alpha": 5.0,
+    "lora_layers": "all",
+    "logits_dtype": "bfloat16",
+    "vocab_multiple": 24,
+}
+"""A key of the computation -> another value."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_keys_of_the_computation_alone_change_nothing_that_is_exported(tmp_path, name):
+    """Each key of `own` in turn, and the multiple of the vocabulary; rates of dropout are written."""
+    config, ignored = PUBLISHED[name]["config"], PUBLISHED[name]["ignored"]
+    hub = opened(tmp_path, config, ignored)
+    kind = find_experiment(hub.family.experiment).Config.__dataclass_fields__["model"].type
+    model = from_values(kind, model_of(hub), "model")
+    function = hub.family.config(model)
+    for key in {*model.own, "vocab_multiple"} & vars(model).keys():
+        written = hub.family.config(dataclasses.replace(model, **{key: OTHERS[key]}))
+        differing = {each for each in {*written, *function} if written.get(each) != function.get(each)}
+        assert not [each for each in differing if "drop" not in each], key
 
 
 def test_labels_that_share_a_name_are_told_apart_by_their_numbers(tmp_path):

@@ -210,7 +210,7 @@ def one_kind(**keys):
         (one_kind(mixer="latent", qk_norm=True), r"layer_kinds.a.qk_norm: True with mixer 'latent'"),
         (
             {"mixer": "latent", "qk_norm": True},
-            r"qk_norm: True with mixer 'latent'; only 'multi_head' has it",
+            r"qk_norm: True with mixer 'latent', only with 'multi_head'",
         ),
         ({"mixer": "moving_average", "sinks": True}, r"sinks: True with mixer 'moving_average'; only 'multi"),
     ],

@@ -75,7 +75,7 @@ def test_the_first_layer_s_attention_has_no_norm_of_its_own(rng):
     ("keys", "message"),
     [
         ({"token_type_bias": True}, "token_type_bias: True with num_token_types 2; expected 1"),
-        ({"position_offset": 2}, "position_offset: 2 with position 'rope'; only 'learned' has it"),
+        ({"position_offset": 2}, "position_offset: 2 with position 'rope', only with 'learned'"),
         (
             {"norm_placement": "post", "attention_norm": False},
             "attention_norm: False with norm_placement 'post'; expected 'pre' or 'sandwich'",

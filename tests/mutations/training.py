@@ -407,8 +407,10 @@ EDITS = {
     "transformer/training/checkpoints/untrusted.py": (
         "tests/faults/test_damaged_checkpoints.py tests/faults/test_hostile_checkpoints.py",
         {
-            "links_are_followed": ("if path.is_symlink():", "if False:"),
-            "pipes_are_waited_for": ("if path.exists() and not (", "if False and not ("),
+            "folders_may_be_links": ("if path.is_symlink() or not path.is_dir():", "if not path.is_dir():"),
+            "files_are_not_checked": ("check_run_file(path, is_read=not in_parts)", "pass"),
+            "any_size_of_files": ("is_read=not in_parts", "is_read=False"),
+            "no_large_chunks": ("is_read=not in_parts", "is_read=True"),
             "any_size_of_chunks": ("if math.prod(chunks) > (", "if False and math.prod(chunks) > ("),
             "errors_of_orbax_pass": (
                 "        refuse(folder, error)\n",

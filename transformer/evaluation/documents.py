@@ -48,7 +48,7 @@ def document_losses(experiment: Objective, params: Params, put: Put, loader: Any
     ):
         if (records := whole.documents_at(step)) is None:
             raise refused
-        documents = _of_targets(records, segments, parts_3[1], loader.rows.each)
+        documents = _of_targets(records, segments, parts_3[1], loader.rows.per_record)
         if documents is None:
             raise refused
         if not math.isclose(parts_3[0].sum(), total, rel_tol=1e-3, abs_tol=1e-3):

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformer.config import LARGEST, idle_keys
 from transformer.errors import UserError, brief
-from transformer.interop.harmless import COMMON, is_harmless, words_of
+from transformer.interop.harmless import COMMON, is_harmless
 from transformer.interop.tensor_rules import Rule
 
 DECODERS = ("chat", "dpo", "text_to_text")
@@ -63,13 +63,6 @@ class Key:
                 return theirs
         expected = _listed(dict.fromkeys(self.values.values()))
         raise UserError(f"model.{self.ours}: {value!r}; expected one of {expected}")
-
-
-NEUTRAL = words_of(
-    "dropout embedding_dropout attention_dropout dtype kernel scan_layers remat vocab_multiple lora_rank "
-    "lora_alpha lora_layers"
-)
-"""Our keys of `model` that say nothing about the function, or whose effect is in the parameters."""
 
 
 def value_or(config: Values, name: str, default: Any) -> Any:
@@ -193,7 +186,7 @@ class Family:
 
     def _refused(self, model: Any) -> Iterator[str]:
         """Each key of ours that such models do not have, with what they have."""
-        ours = {key.ours for key in self.keys} | {*self.written} | NEUTRAL
+        ours = {key.ours for key in self.keys} | {*self.written} | {*model.own, "vocab_multiple"}
         idle = {name for name, _, _, why in idle_keys(model) if why}
         for each in dataclasses.fields(model):
             value, name = getattr(model, each.name), each.name

@@ -107,5 +107,5 @@ def test_what_cannot_be_shared_is_refused():
         StackConfig(share_position=True)
     with pytest.raises(UserError, match=r"^attention_scale: 1.0 with position 'shaw', which scales its own"):
         StackConfig(attention_scale=1.0, position="shaw")
-    with pytest.raises(UserError, match=r"^position_buckets: 8 with position 'rope'; only 't5' has it"):
+    with pytest.raises(UserError, match=r"^position_buckets: 8 with position 'rope', only with 't5'"):
         StackConfig(position_buckets=8)

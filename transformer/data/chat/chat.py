@@ -75,7 +75,7 @@ class PackedSequences(Rows):
     ) -> None:
         """`sequence_length` is t, `seed` that of the order in which records are packed, and `place` gives the
         location of a record, for messages."""
-        self.sequences, self.sequence_length, self.each = sequences, sequence_length, each
+        self.sequences, self.sequence_length, self.per_record = sequences, sequence_length, each
         most = sequence_length // each
         lengths_ne = (np.diff(sequences.offsets) - 1).reshape(-1, each)  # the last token is only a target
         long_n = (lengths_ne > most).any(axis=1)
@@ -128,7 +128,7 @@ class PackedSequences(Rows):
 
     def documents(self, rows: np.ndarray) -> list[np.ndarray]:
         """For each of these rows the numbers, from 0, of the records of its segments, `each` of a record."""
-        return [np.repeat(self._rows[row] if row >= 0 else np.zeros(0, int), self.each) for row in rows]
+        return [np.repeat(self._rows[row] if row >= 0 else np.zeros(0, int), self.per_record) for row in rows]
 
     def _placed(self, row: int) -> Iterator[tuple[int, int, int, int]]:
         """Segment (1, 2, ...), number, start and end of each sequence of a row."""
@@ -136,7 +136,7 @@ class PackedSequences(Rows):
         for record in self._rows[row] if row >= 0 else ():
             for k, length in enumerate(self._lengths_ne[record].tolist()):
                 segment += 1
-                yield segment, int(record) * self.each + k, start, start + length
+                yield segment, int(record) * self.per_record + k, start, start + length
                 start += length
 
 

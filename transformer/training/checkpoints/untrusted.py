@@ -6,6 +6,7 @@ size. It follows links, waits for pipes, and trusts the size of chunks that a ch
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from typing import Any
 import jax
 
 from transformer.errors import Recoverable, UserError
+from transformer.run_folder import check_run_file
+
+CHUNK = re.compile(r"(\d+\.)*\d+")
+"""The name of a file that holds one chunk of an array, where they are not in a database."""
 
 
 class DamagedCheckpoint(Recoverable):
@@ -44,20 +49,16 @@ def refuse(path: Path, error: Exception) -> None:
         return
     if not path.is_dir():
         raise UserError(f"{path}: the checkpoint was deleted while it was read") from None
-    raise DamagedCheckpoint(path, error) from error
+    raise DamagedCheckpoint(path, str(error).removeprefix(f"{path}/")) from error
 
 
 def check_files(step: Path) -> None:
-    """Checks the files of a checkpoint, which may be from elsewhere.
-
-    Raises:
-      ValueError: there are links, which may lead anywhere, or pipes.
-    """
+    """Checks the files of a checkpoint, which may be from elsewhere: TensorStore reads the data in parts, and
+    orbax all other files whole. Raises as `check_run_file`."""
     for path in step.rglob("*"):  # which follows no links
-        if path.is_symlink():
-            raise ValueError(f"{path.relative_to(step)} is a link; copy what it names")
-        if path.exists() and not (path.is_file() or path.is_dir()):  # a run may delete it meanwhile
-            raise ValueError(f"{path.relative_to(step)} is not a file")
+        if path.is_symlink() or not path.is_dir():
+            in_parts = path.parent.name == "d" or CHUNK.fullmatch(path.name)
+            check_run_file(path, is_read=not in_parts)
 
 
 def check_chunks(tree: Any) -> None:
