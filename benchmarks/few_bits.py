@@ -43,7 +43,7 @@ def time_of(size: str, kind: str, new: int) -> dict[str, object]:
     params = traverse_util.unflatten_dict(decode_speed.weights(shape), sep="/")
     stepper = stepper_of(Decoder(config, shape.vocab_size), jax.tree.map(jnp.asarray, params), kind)
     rngs, lengths = jax.random.split(jax.random.key(0), 1), np.full(1, decode_speed.PROMPT, np.int32)
-    options = {"eos_id": -1, "temperature": 0.0}
+    options = {"eos_id": -1, "temperature": None}
 
     def begun():
         arguments = stepper, decode_speed.prompts(shape, 1), lengths, rngs

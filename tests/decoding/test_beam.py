@@ -178,7 +178,7 @@ def test_one_beam_is_greedy(rng, penalty):
     model = Chain(model.table_nv.at[:, EOS].add(3.0))
     rngs = jax.random.split(jax.random.key(0), 40)
     greedy, greedy_lengths = generate(
-        model, tokens, lengths, rngs, max_new_tokens=9, temperature=0.0, eos_id=EOS
+        model, tokens, lengths, rngs, max_new_tokens=9, temperature=None, eos_id=EOS
     )
     found, found_lengths, scores = beam_search(
         model, tokens, lengths, beam_size=1, max_new_tokens=9, length_penalty=penalty, eos_id=EOS

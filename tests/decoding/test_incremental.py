@@ -135,7 +135,7 @@ def test_greedy_generation_recomputed_from_nothing_each_step(rng, position):
     tokens, lengths = prompts(rng, [2, 6, 4])
     rngs = jax.random.split(jax.random.key(0), 3)
     new, _ = generate(
-        DecoderStepper.of(model, params), tokens, lengths, rngs, max_new_tokens=6, temperature=0.0
+        DecoderStepper.of(model, params), tokens, lengths, rngs, max_new_tokens=6, temperature=None
     )
     full = jax.jit(lambda tokens: model.apply({"params": params}, tokens)[0, :, :VOCAB])
     for row, length, got in zip(tokens, lengths, np.asarray(new), strict=True):
@@ -276,8 +276,8 @@ def test_parameters_spread_over_a_mesh_generate_the_same(rng, axes, rows):
     ).params
     tokens, lengths = prompts(rng, [3, 7, 1, 5][:rows])
     inputs = tokens, lengths, jax.random.split(jax.random.key(0), rows)
-    expected, _ = generate(DecoderStepper.of(model, params), *inputs, max_new_tokens=6, temperature=0.0)
+    expected, _ = generate(DecoderStepper.of(model, params), *inputs, max_new_tokens=6, temperature=None)
     with parallel.placed(mesh, rules):
         stepper = DecoderStepper.of(model, jax.device_put(params, shardings))
-        got, _ = generate(stepper, *inputs, max_new_tokens=6, temperature=0.0)
+        got, _ = generate(stepper, *inputs, max_new_tokens=6, temperature=None)
     np.testing.assert_array_equal(got, expected)

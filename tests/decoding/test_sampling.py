@@ -32,7 +32,7 @@ def prompts(rng, b, t, vocabulary):
 def test_greedy_follows_the_largest_logit_of_each_row(rng):
     model = chain(rng, 11)
     tokens, lengths = prompts(rng, 6, 5, 11)
-    new, new_lengths = generate(model, tokens, lengths, keys(0, 6), max_new_tokens=9, temperature=0.0)
+    new, new_lengths = generate(model, tokens, lengths, keys(0, 6), max_new_tokens=9, temperature=None)
     best = np.asarray(model.table_nv).argmax(-1)
     for row, prompt, length in zip(np.asarray(new), tokens, lengths, strict=True):
         last = prompt[length - 1]
@@ -46,7 +46,7 @@ def test_rows_end_at_eos_and_are_filled_with_it(rng):
     model, eos = cycle(10), 9
     tokens, lengths = np.array([[2, 0], [0, 5], [8, 0], [7, 8]], np.int32), np.array([1, 2, 1, 1], np.int32)
     new, new_lengths = generate(
-        model, tokens, lengths, keys(1, 4), max_new_tokens=8, temperature=0.0, eos_id=eos
+        model, tokens, lengths, keys(1, 4), max_new_tokens=8, temperature=None, eos_id=eos
     )
     expected = [[3, 4, 5, 6, 7, 8, 9, 9], [6, 7, 8, 9, 9, 9, 9, 9], [9] * 8, [8, 9, 9, 9, 9, 9, 9, 9]]
     np.testing.assert_array_equal(new, expected)
@@ -55,7 +55,7 @@ def test_rows_end_at_eos_and_are_filled_with_it(rng):
 
 def test_the_first_of_several_ends_ends_a_row(rng):
     inputs = np.array([[2], [5], [8], [7]], np.int32), np.ones(4, np.int32), keys(1, 4)
-    options = {"max_new_tokens": 8, "temperature": 0.0}
+    options = {"max_new_tokens": 8, "temperature": None}
     new, lengths = generate(cycle(10), *inputs, eos_id=jnp.array([9, 5, 2]), **options)
     expected = [[3, 4, 9, 9, 9, 9, 9, 9], [6, 7, 8, 9, 9, 9, 9, 9], [9] * 8, [8, 9, 9, 9, 9, 9, 9, 9]]
     np.testing.assert_array_equal(new, expected)
@@ -72,7 +72,7 @@ def test_the_loop_leaves_when_every_row_has_ended(starts, steps):
         np.ones(2, np.int32),
         keys(0, 2),
         max_new_tokens=50,
-        temperature=0.0,
+        temperature=None,
         eos_id=9,
     )
     jax.block_until_ready(new)
@@ -84,7 +84,7 @@ def test_without_an_end_one_step_less_than_tokens_is_taken():
     counter = Counter()
     tokens, lengths = np.zeros((1, 1), np.int32), np.ones(1, np.int32)
     new, new_lengths = generate(
-        cycle(4, counter), tokens, lengths, keys(0, 1), max_new_tokens=7, temperature=0.0
+        cycle(4, counter), tokens, lengths, keys(0, 1), max_new_tokens=7, temperature=None
     )
     jax.effects_barrier()
     np.testing.assert_array_equal(new, [[1, 2, 3, 0, 1, 2, 3]])
@@ -125,12 +125,21 @@ def test_frequencies_are_those_of_the_filtered_distribution(rng, options):
 
 def test_a_filter_that_keeps_all_is_none():
     assert DecodingConfig(top_k=0, top_p=1.0, min_p=0.0).options == {"temperature": 1.0}
-    assert DecodingConfig(temperature=0.0, top_k=3).options == {"temperature": 0.0, "top_k": 3}
+    assert DecodingConfig(temperature=0.0, top_k=3).options == {"temperature": None}
     rows = jax.random.normal(jax.random.key(0), (64, 30))
     np.testing.assert_array_equal(draw(rows, keys(1, 64), **OFF), draw(rows, keys(1, 64)))
 
 
-@pytest.mark.parametrize("temperature", [1e-2, 1e-30, 1e-38])
+@pytest.mark.parametrize("temperature", [None, 0.5])
+def test_no_branch_is_in_the_loop(rng, temperature):
+    """For which a GPU waits in each step."""
+    inputs = *prompts(rng, 2, 6, 13), keys(5, 2)
+    options = {"max_new_tokens": 4, "temperature": temperature, "top_p": 0.9}
+    text = generate.lower(chain(rng, 13), *inputs, **options).as_text()
+    assert "stablehlo.while" in text and "stablehlo.case" not in text and "stablehlo.if" not in text
+
+
+@pytest.mark.parametrize("temperature", [1e-2, 1e-30, 1e-38, 0.0])
 def test_a_temperature_near_zero_is_greedy(rng, temperature):
     logits = jnp.asarray(rng.permuted(np.tile(np.arange(30), (64, 1)), axis=1), jnp.float32)
     tokens = draw(logits, keys(0, 64), **(OFF | {"temperature": temperature, "top_p": 0.9}))

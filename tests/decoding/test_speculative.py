@@ -37,7 +37,7 @@ def test_greedy_is_the_target_s_whatever_the_draft(rng, draft_tokens, max_new_to
         draft = Tree(target.table_rnv + jnp.asarray(noise, jnp.float32))
         inputs = *roots(5), keys(rng, 5)
         eos_id = (EOS, -1, jnp.array([EOS, 1]))[trial % 3]
-        options = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "eos_id": eos_id}
+        options = {"max_new_tokens": max_new_tokens, "temperature": None, "eos_id": eos_id}
         expected = generate(target, *inputs, **options)
         *got, passes = generate_speculative(target, draft, *inputs, draft_tokens=draft_tokens, **options)
         jax.tree.map(np.testing.assert_array_equal, tuple(got), expected)
@@ -60,16 +60,16 @@ def test_a_perfect_draft_saves_all_passes_it_can(rng, draft_tokens):
 @pytest.mark.thorough
 def test_it_decodes_where_jax_has_64_bits(rng):
     model, inputs = tree(rng, 2, 3, 4), (*roots(2), keys(rng, 2))
-    expected, _ = generate(model, *inputs, max_new_tokens=4, temperature=0.0)
+    expected, _ = generate(model, *inputs, max_new_tokens=4, temperature=None)
     with jax.enable_x64(True):
-        got, *_ = generate_speculative(model, model, *inputs, max_new_tokens=4, temperature=0.0)
+        got, *_ = generate_speculative(model, model, *inputs, max_new_tokens=4, temperature=None)
     np.testing.assert_array_equal(got, expected)
 
 
 def test_a_useless_draft_costs_a_pass_for_each_token():
     ahead, behind = cycle(7), cycle(7).replace(table_nv=cycle(7).table_nv.T)
     inputs = *roots(3), jax.random.split(jax.random.key(0), 3)
-    got, _, passes = generate_speculative(ahead, behind, *inputs, max_new_tokens=9, temperature=0.0)
+    got, _, passes = generate_speculative(ahead, behind, *inputs, max_new_tokens=9, temperature=None)
     np.testing.assert_array_equal(got, (np.arange(3)[:, None] + np.arange(1, 10)) % 7)
     assert passes == 8
 
@@ -179,9 +179,9 @@ def test_rows_end_at_eos_and_hold_no_other_row_up():
     tokens = np.array([[2], [8], [9], [5]], np.int32)
     inputs = tokens, np.ones(4, np.int32), jax.random.split(jax.random.key(1), 4)
     got, lengths, passes = generate_speculative(
-        cycle(10, counter), model, *inputs, max_new_tokens=20, draft_tokens=3, temperature=0.0, eos_id=9
+        cycle(10, counter), model, *inputs, max_new_tokens=20, draft_tokens=3, temperature=None, eos_id=9
     )
-    expected, expected_lengths = generate(model, *inputs, max_new_tokens=20, temperature=0.0, eos_id=9)
+    expected, expected_lengths = generate(model, *inputs, max_new_tokens=20, temperature=None, eos_id=9)
     np.testing.assert_array_equal(got, expected)
     np.testing.assert_array_equal(lengths, expected_lengths)
     # The longest row's tokens 0 ... 9 are one of the prompt's pass, and then 4, 4 and 1 of three rounds.
@@ -214,7 +214,7 @@ def test_decoders_up_to_the_last_position(rng, changes):
     near = DecoderStepper.of(model, jax.tree.map(lambda p: p + 0.02 * rng.normal(size=p.shape), params))
     tokens = rng.integers(0, VOCAB, (3, 6)).astype(np.int32)
     inputs = tokens, np.array([2, 6, 4], np.int32), keys(rng, 3)
-    options = {"max_new_tokens": 10, "temperature": 0.0}
+    options = {"max_new_tokens": 10, "temperature": None}
     expected, _ = generate(target, *inputs, **options)
     for draft in (DecoderStepper.of(draft_model, draft_params), near, target):
         got, _, passes = generate_speculative(target, draft, *inputs, draft_tokens=4, **options)

@@ -121,7 +121,7 @@ def check_greedy(imported: Imported, theirs: Any, rng: np.random.Generator, new:
     stepper = imported.hub.experiment.stepper(imported.params)
     keys_b = jax.random.split(jax.random.key(0), 3)
     ours_bn, _ = generation.generate(
-        stepper, jnp.asarray(padded_bt), jnp.array(lengths), keys_b, max_new_tokens=new, temperature=0.0
+        stepper, jnp.asarray(padded_bt), jnp.array(lengths), keys_b, max_new_tokens=new, temperature=None
     )
     for prompt, ours_n in zip(prompts, np.asarray(ours_bn), strict=True):
         # Each token is the likeliest one after those before it, so theirs would have drawn the same.

@@ -10,6 +10,7 @@ from flax import linen as nn
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.parameters import random_params
+from transformer.layers import dot, low_contract
 from transformer.layers.linear import Linear, contract
 
 
@@ -75,6 +76,25 @@ def test_initial_kernels_have_their_variance_divided_by_all_inputs_and_biases_ar
     params = nn.meta.unbox(module.init(jax.random.key(0), jnp.zeros((1, 8, 32))))["params"]
     assert float(jnp.std(params["kernel"])) == pytest.approx(0.5 / 16, rel=0.05)
     np.testing.assert_array_equal(params["bias"], 0)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 4, 8), (1, 4, 8), (4, 8), (2, 4, 8)])
+def test_on_nvidia_one_row_in_half_precision_is_multiplied_as_eight(rng, monkeypatch, shape, transposed):
+    monkeypatch.setattr(dot, "is_single_cpu", lambda: False)
+    x = jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+    kernel = jnp.asarray(rng.normal(size=(6, 4, 8) if transposed else (4, 8, 6)), jnp.float32)
+
+    def product(x, kernel):
+        return contract(x, kernel, dtype="bfloat16", axis=2, transposed=transposed)
+
+    expected, back = jax.vjp(product, x, kernel)
+    monkeypatch.setattr(low_contract, "platform", lambda: "nvidia")
+    text = str(jax.make_jaxpr(product)(x, kernel))
+    y, back_of_eight = jax.vjp(product, x, kernel)
+    assert ("pad" in text) == (shape[:-2] in ((1, 1), (1,))) and y.shape == expected.shape
+    np.testing.assert_array_equal(y, expected)
+    jax.tree.map(np.testing.assert_array_equal, back_of_eight(expected), back(expected))
 
 
 @pytest.mark.parametrize("x_axes,kernel_axes", [(("data",), (None, "tensor")), (("data", "tensor"), ())])

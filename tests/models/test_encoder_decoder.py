@@ -146,9 +146,9 @@ def test_speculation_on_targets_changes_nothing(rng, config):
     inputs = source, lengths, jax.random.split(jax.random.key(0), 3)
     near = jax.tree.map(lambda p: p + 0.1 * rng.normal(size=p.shape).astype(p.dtype), params)
     target, draft = model.stepper(params, 0), model.stepper(near, 0)
-    expected, _ = generate(target, *inputs, max_new_tokens=9, temperature=0.0)
+    expected, _ = generate(target, *inputs, max_new_tokens=9, temperature=None)
     got, _, _ = generate_speculative(
-        target, draft, *inputs, max_new_tokens=9, draft_tokens=3, temperature=0.0
+        target, draft, *inputs, max_new_tokens=9, draft_tokens=3, temperature=None
     )
     np.testing.assert_array_equal(got, expected)
 

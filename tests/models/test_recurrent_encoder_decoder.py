@@ -201,7 +201,7 @@ def test_greedy_generation_is_the_likeliest_of_the_full_pass(rng):
     model, params = make(rng)
     source, lengths = rng.integers(0, VOCAB, (2, 4)).astype(np.int32), np.array([4, 4], np.int32)
     rngs = jax.random.split(jax.random.key(0), 2)
-    new, _ = generate(model.stepper(params, 0), source, lengths, rngs, max_new_tokens=5, temperature=0.0)
+    new, _ = generate(model.stepper(params, 0), source, lengths, rngs, max_new_tokens=5, temperature=None)
     tokens = np.concatenate([np.zeros((2, 1), np.int32), np.asarray(new)[:, :-1]], axis=1)
     full = np.asarray(jax.jit(model.apply)({"params": params}, source, tokens))[..., :VOCAB]
     chosen = np.take_along_axis(full, np.asarray(new)[..., None], axis=2)[..., 0]

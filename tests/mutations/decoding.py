@@ -14,7 +14,7 @@ EDITS = {
     "transformer/decoding/sampling.py": (
         "tests/decoding/test_filters.py tests/decoding/test_sampling.py",
         {
-            "temperature_multiplied": ("keepdims=True)) / jnp.min", "keepdims=True)) * jnp.min"),
+            "temperature_multiplied": ("keepdims=True)) / jnp.clip", "keepdims=True)) * jnp.clip"),
             "top_k_one_more": ("jnp.where(k < 1, jnp.inf, k)", "jnp.where(k < 1, jnp.inf, k + 1)"),
             "top_p_without_its_last": (
                 "return jnp.sum(jnp.where(above_bv, weights_bv, 0.0), axis=-1) < limit",

@@ -185,6 +185,9 @@ EDITS = {
         "tests/layers/test_linear.py",
         {
             "gradient_of_x_halved": ("return dot(dy, kernel,", "return 0.5 * dot(dy, kernel,"),
+            "one_row_in_another_axis": ("7 if i == axis else 0", "7 if i == 0 else 0"),
+            "rows_of_eight": ("dtype), 0, 1, axis=axis)", "dtype), 0, 8, axis=axis)"),
+            "one_row_as_it_is": ("(_dot_of_one_row if one_row else dot)", "dot"),
             "bias_gradient_in_the_type_of_y": ("dtype=like_bias.dtype)", "dtype=dy.dtype)"),
         },
     ),

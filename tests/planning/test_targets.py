@@ -118,3 +118,12 @@ def test_logits_in_bfloat16_are_read_and_written_in_half_the_bytes(tmp_path):
         traffic[name] = json.loads(out.read_text())["schedule"]["traffic"]
     # Once written and twice read, by the loss and its gradient, and the gradient written: 2 bytes less each.
     assert traffic["float32"] - traffic["bfloat16"] > 0.9 * 4 * 2 * 64 * 512 * 50_257
+
+
+@needs("jax_cuda13_plugin")
+def test_a_token_reads_the_weights_once_and_waits_for_no_branch():
+    command = [sys.executable, "-m", "benchmarks.planned_decoding", "--cases", "M1"]
+    printed = subprocess.run(command, cwd=runs.ROOT, capture_output=True, text=True, check=True).stdout
+    _, kernels, branches, moved, weights = printed.splitlines()[-1].strip("| ").split(" | ")
+    assert (int(branches), int(weights)) == (0, 248)
+    assert int(moved) < 1.25 * int(weights) and int(kernels) < 260

@@ -1,10 +1,12 @@
 """Linear maps in less than float32, with a backward pass of their own."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 
+from transformer.devices import platform
 from transformer.layers.dot import dot, last_axes
 
 
@@ -18,8 +20,17 @@ def _low_contract_forward(x, kernel, dtype, out_dtype, axis, transposed):
     # Autodiff would compute the kernel's gradient in bfloat16, the type of the forward operands.
     low_x, low_kernel = x.astype(dtype), kernel.astype(dtype)
     over = last_axes(x, axis), last_axes(kernel, axis) if transposed else range(axis)
-    y = dot(low_x, low_kernel, *over, out_dtype)
+    one_row = x.ndim > axis and math.prod(x.shape[: x.ndim - axis]) == 1 and platform() == "nvidia"
+    y = (_dot_of_one_row if one_row else dot)(low_x, low_kernel, *over, out_dtype)
     return y, (low_x, low_kernel, jnp.zeros(0, x.dtype), jnp.zeros(0, kernel.dtype))
+
+
+def _dot_of_one_row(x, kernel, over_x, over_kernel, dtype):
+    """`dot` of one row, filled up to eight. Of one, XLA on NVIDIA's GPUs would write its product with each
+    weight, as large as all weights, and sum these in a second kernel."""
+    axis = over_x.start - 1
+    filled = jnp.pad(x, [(0, 7 if i == axis else 0) for i in range(x.ndim)])
+    return jax.lax.slice_in_dim(dot(filled, kernel, over_x, over_kernel, dtype), 0, 1, axis=axis)
 
 
 def _low_contract_backward(dtype, out_dtype, axis, transposed, residuals, dy):
