@@ -86,7 +86,7 @@ def test_models_hand_the_key_on(rng, config):
 def test_an_rms_that_cannot_be_is_named(config, value):
     with pytest.raises(UserError, match=f"^embedding_rms: {value}; expected"):
         config(**SHAPE, embedding_rms=value)
-    with pytest.raises(UserError, match=r"^position_rms: 1.0 with position 'rope'; only 'sinusoidal', "):
+    with pytest.raises(UserError, match=r"^position_rms: 1.0 with position 'rope', only with 'sinusoidal', "):
         config(**SHAPE, position_rms=1.0)
 
 

@@ -212,7 +212,10 @@ def one_kind(**keys):
             {"mixer": "latent", "qk_norm": True},
             r"qk_norm: True with mixer 'latent', only with 'multi_head'",
         ),
-        ({"mixer": "moving_average", "sinks": True}, r"sinks: True with mixer 'moving_average'; only 'multi"),
+        (
+            {"mixer": "moving_average", "sinks": True},
+            r"sinks: True with mixer 'moving_average', only with 'multi",
+        ),
     ],
 )
 def test_what_layers_cannot_be_is_refused(changes, message):

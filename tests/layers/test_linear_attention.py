@@ -121,8 +121,8 @@ def test_half_precision_stays_near_full(rng):
             r"position: 'alibi' with mixer 'linear', which has 'none', 'sinusoidal', 'sinusoidal_halves'",
         ),
         ({"num_kv_heads": 1}, r"num_kv_heads: 1 with mixer 'linear', only with 'multi_head'"),
-        ({"pattern": "window"}, r"pattern: 'window' with mixer 'linear'; only"),
-        ({"attention_dropout": 0.1}, r"attention_dropout: 0\.1 with mixer 'linear'; only"),
+        ({"pattern": "window"}, r"pattern: 'window' with mixer 'linear', only"),
+        ({"attention_dropout": 0.1}, r"attention_dropout: 0\.1 with mixer 'linear', only"),
         ({"head_dim": 7}, r"head_dim: 7 is odd"),
     ],
 )

@@ -117,7 +117,7 @@ def test_the_trained_length_is_the_longest_over_the_factor_unless_given(rng):
     np.testing.assert_array_equal(given.rotate(x, positions), derived.rotate(x, positions))
     config = StackConfig(position_scaling="yarn", position_factor=4.0, position_original_length=99)
     assert config.positions().original_length == 99
-    with pytest.raises(UserError, match=r"position_original_length: 99 with position 't5'; only 'rope'"):
+    with pytest.raises(UserError, match=r"position_original_length: 99 with position 't5', only with 'rope'"):
         StackConfig(position="t5", position_original_length=99)
     assert config.idle().keys() == StackConfig().idle().keys() - {"position_original_length"}
 
@@ -159,7 +159,7 @@ def test_a_fraction_is_rotated_as_a_narrower_head_and_the_rest_stays(rng):
 @pytest.mark.parametrize("keys,message", [
     ({"position_fraction": 0.3}, r"^position_fraction: 0.3 of 64 dimensions is 19.2; 'rope' rotates pairs"),
     ({"position_fraction": 0.5, "head_dim": 6}, r"^position_fraction: 0.5 of 6 dimensions is 3; "),
-    ({"position_fraction": 0.5, "position": "alibi"}, r"^position_fraction: 0.5 with position 'alibi'; only"),
+    ({"position_fraction": 0.5, "position": "alibi"}, r"^position_fraction: 0.5 with position 'alibi', only with"),
     ({"position_fraction": 0.0}, r"^position_fraction: 0.0"),
 ])  # fmt: skip
 def test_a_fraction_must_be_of_whole_pairs(keys, message):
