@@ -19,7 +19,7 @@ class Rows(ABC):
 
     why = ""
     """Why bits per byte cannot be computed for the rows, or ""."""
-    each = 1
+    per_record = 1
     """The number of segments of a row that an example has."""
 
     @abstractmethod
