@@ -228,7 +228,7 @@ class MaskedLanguageModeling(TextObjective):
         what = "pairs of texts" if self.config.data.next_sentence else "texts"
         lines = []
         for name, part in (loader.parts or {"": loader}).items():
-            texts, rows = f"{len(part.rows.kept):,} {what}", part.rows
+            texts, rows = f"{len(part.rows.packed):,} {what}", part.rows
             of = f"{name}: " if name else ""
             lines.append(f"{of}{texts} in {len(rows):,} rows, {rows.padding:.1%} of them padding")
         return lines

@@ -192,7 +192,7 @@ class SpanExtraction(Experiment):
     def data_lines(self) -> list[str]:
         """The number of questions and windows, the share of padding, and unanswered questions."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
-        windows = f"{len(rows.kept):,} windows, {rows.answered:.1%} of them with the answer"
+        windows = f"{len(rows.packed):,} windows, {rows.answered:.1%} of them with the answer"
         filled = f"{len(rows):,} rows, {rows.padding:.1%} of them padding"
         lines = [f"{len(rows.cache):,} training questions in {windows}, in {filled}"]
         unanswered = int((rows.cache.answers.sizes == 0).sum())

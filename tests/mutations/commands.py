@@ -101,7 +101,10 @@ EDITS = {
         "tests/data/sources/test_source_names.py",
         {
             "suffix_of_the_archive": ('.removesuffix(".gz")', ""),
-            "also_where_no_file_is": ("if name and path.exists() and meant in kinds:", "if meant in kinds:"),
+            "also_where_no_file_is": (
+                "if name and path.exists() and likely in kinds:",
+                "if likely in kinds:",
+            ),
             "folders_are_files": ('place = f"{name}/*" if', "place = name if"),
         },
     ),

@@ -127,7 +127,7 @@ EDITS = {
         {
             "prompts_padded_behind": ('"right" if paired else "left"', '"right"'),
             "no_unknown_token": ('settings["unk_token"] = tokenizer.name(unknown)', ""),
-            "settings_not_written": ("json.dumps(settings | tokenizer.kept,", "json.dumps(settings,"),
+            "settings_not_written": ("json.dumps(settings | tokenizer.extras,", "json.dumps(settings,"),
             "cut_as_qwen_does": ('model_type in ("", REBUILT)', 'model_type in ("",)'),
             "targets_as_sources": (
                 "read_sentencepiece(folder / SIDES[1],",

@@ -202,7 +202,7 @@ def write_tokenizer(
     if not paired and model_type in ("", REBUILT):
         settings["auto_map"] = {"AutoTokenizer": [None, f"{Path(AS_WRITTEN).stem}.AsWritten"]}
         (folder / AS_WRITTEN).write_text(AS_WRITTEN_CODE, encoding="utf-8")
-    text = json.dumps(settings | tokenizer.kept, ensure_ascii=False, indent=2)
+    text = json.dumps(settings | tokenizer.extras, ensure_ascii=False, indent=2)
     (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
     return {f"{role}_id": i for role, i in ids.items()} | (
         {DECODER_START: tokenizer.bos_id} if paired else {}

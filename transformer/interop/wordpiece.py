@@ -101,7 +101,7 @@ def write_encoder_tokenizer(
         named["unk_token"] = tokenizer.name(tokenizer.unknown_id)
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     own = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
-    settings = own | {"model_input_names": inputs} | tokenizer.kept | named
+    settings = own | {"model_input_names": inputs} | tokenizer.extras | named
     text = json.dumps(settings, ensure_ascii=False, indent=2)
     (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
     return {"bos_token_id": special.cls, "eos_token_id": special.sep, "pad_token_id": tokenizer.pad_id}
