@@ -164,8 +164,8 @@ def check_row_length(config: Any) -> None:
 def check_adapters(config: Any) -> None:
     """Raises if LoRA is trained together with the full parameters."""
     if not config.optimizer.train_only and not any(rule.frozen for rule in config.optimizer.rules):
-        given = f"optimizer.train_only: '' with model.lora_rank {config.model.lora_rank}"
-        raise UserError(f"{given}; expected prefixes: lora, or lora,head of a classifier")
+        setting = f"optimizer.train_only: '' with model.lora_rank {config.model.lora_rank}"
+        raise UserError(f"{setting}; expected prefixes: lora, or lora,head of a classifier")
 
 
 def asks_layers(config: Any) -> bool:
