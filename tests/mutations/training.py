@@ -320,7 +320,10 @@ EDITS = {
         "tests/workdir/test_consistency.py",
         {
             "the_shorter_is_padded": ("bytes(row[:size]).decode()", "bytes(row).decode()"),
-            "everyone_gives_what_the_first_does": ("padded[: len(given)] = given", "padded[:1] = given[:1]"),
+            "everyone_gives_what_the_first_does": (
+                "padded[: len(encoded)] = encoded",
+                "padded[:1] = encoded[:1]",
+            ),
         },
     ),
     "commands/support/ending.py": (
@@ -560,7 +563,7 @@ EDITS = {
             "wider_too": ("kind.pattern_size <= size", "False"),
             "full_stays": ('("full", "window")', '("window",)'),
             "dilation": ('(kind.pattern == "window" and kind.pattern_extra > 1)', "False"),
-            "others_lose_their_keys": ("{**config.layer_kinds[name], **each}", "{**each}"),
+            "others_lose_their_keys": ("{**config.layer_kinds[name], **keys}", "{**keys}"),
         },
     ),
     "transformer/models/transforms/mup.py": (

@@ -152,7 +152,7 @@ class RunConfig(Bounded):
     def effect(self, key: str) -> str | None:
         """See `transformer.training.checkpoints.function.Difference`; `key` is one of `function`."""
         model, name = vars(self)["model"], key.rpartition(".")[2]
-        return "" if name in model.harmless else ANOTHER if name in model.asked else None
+        return "" if name in model.harmless else ANOTHER if name in model.changing else None
 
 
 def check_row_length(config: Any) -> None:

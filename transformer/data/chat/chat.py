@@ -53,7 +53,7 @@ class ChatDataConfig(DialogueConfig):
 
 
 class PackedSequences(Rows):
-    """Rows of whole records of `each` sequences, packed by first fit; every sequence is a segment of its own.
+    """Rows of whole records of `per_record` sequences, packed by first fit; each sequence is a segment.
 
     A row is a dictionary of arrays (t,) as in `PackedRows`, without `bytes`; `weights` is 1 where the target
     is to be learned. Sequences longer than t / `answers` are truncated, left out or an error, by `too_long`;
@@ -127,7 +127,7 @@ class PackedSequences(Rows):
         return batch
 
     def documents(self, rows: np.ndarray) -> list[np.ndarray]:
-        """For each of these rows the numbers, from 0, of the records of its segments, `each` of a record."""
+        """For each of these rows, the numbers from 0 of the records of its segments, `per_record` each."""
         return [np.repeat(self._rows[row] if row >= 0 else np.zeros(0, int), self.per_record) for row in rows]
 
     def _placed(self, row: int) -> Iterator[tuple[int, int, int, int]]:
