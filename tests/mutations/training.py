@@ -285,7 +285,7 @@ EDITS = {
             "any_tokenizer": ("if key in TOKENIZER or", "if"),
             "steps_in_the_past": ("if config.train.steps <= at:", "if config.train.steps < at:"),
             "another_command_goes_on": ("if not same_step or any(", "if not same_step and any("),
-            "made_in_place": ('made = RunFolder(part / "run")', "made = RunFolder(place)"),
+            "made_in_place": ('target = RunFolder(part / "run")', "target = RunFolder(place)"),
             "carry_of_other_rows": ('else ""),\n    )\n    rate', 'else "")[:0],\n    )\n    rate'),
         },
     ),
