@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
             distributed.wait_for_all()
         return code
     except BaseException as error:
-        return ending.code_of(error, any(each.split("=")[0] == "--config" for each in argv))
+        return ending.code_of(error, any(argument.split("=")[0] == "--config" for argument in argv))
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
@@ -143,8 +143,8 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
 
 def override_in(argument: str, rest: Iterator[str]) -> tuple[str, str]:
     """The key and the value of `--config.KEY=VALUE`, or of `--config.KEY` with the value in the `rest`."""
-    key, equals, given = argument.removeprefix("--config.").partition("=")
-    value = given if equals else next(rest, None)
+    key, equals, written = argument.removeprefix("--config.").partition("=")
+    value = written if equals else next(rest, None)
     if value is None:
         raise UserError(f"--config.{key}: it has no value; --config.{key}=VALUE")
     try:
@@ -173,20 +173,20 @@ def prepare(flags: argparse.Namespace) -> None:
     logging.set_verbosity(logging.ERROR)  # hides the logs of TFDS and orbax
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
-    asked = bool(flags.coordinator) or schedulers.are_several(os.environ)
-    if asked or schedulers.has_tpu():
+    several = bool(flags.coordinator) or schedulers.are_several(os.environ)
+    if several or schedulers.has_tpu():
         from commands.support.rendezvous import connect_processes
 
-        connect_processes(flags, certain=asked)
+        connect_processes(flags, certain=several)
     elif flags.include:
         include(flags.include)
 
 
-def unless_unread(found: Any) -> None:
+def unless_unread(unraisable: Any) -> None:
     """Prints an error that cannot be raised, but none of what TensorStore leaves after a save that failed:
     that is raised as well."""
-    if str(found.exc_value) != "Event loop is closed":
-        sys.__unraisablehook__(found)
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ def add_flags(parser: Any) -> None:
     add("--neighbours", type=text, help="comma-separated words whose nearest neighbours to list")
     add("--analogy", type=text, help="three words a,b,c: list the words nearest to a - b + c")
     add("--analogies", type=place, help="a file of analogies in the format of word2vec's questions-words.txt")
-    what = "sentences, or a file of sentences: compare the occurrences of each of --words in them"
-    add("--contexts", type=text, help=what)
+    meaning = "sentences, or a file of sentences: compare the occurrences of each of --words in them"
+    add("--contexts", type=text, help=meaning)
     add("--map", type=place, help=f"a file for a map of the embeddings, {', '.join(PICTURES)}")
     add_step(parser)
 

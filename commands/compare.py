@@ -128,9 +128,9 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         pairs.extend(zip(values[::2], values[1::2], strict=True))
         print(f"{len(pairs)} pairs, {comparison.estimates()}", flush=True)
     print(text := comparison.answer())
-    kept = {"metric": flags.metric, "differences": comparison.differences, "error": flags.error}
-    kept |= {"answer": text} | comparison.diverged()
-    replace(Path(flags.workdir) / "comparison.json", json.dumps(kept) + "\n")
+    record = {"metric": flags.metric, "differences": comparison.differences, "error": flags.error}
+    record |= {"answer": text} | comparison.diverged()
+    replace(Path(flags.workdir) / "comparison.json", json.dumps(record) + "\n")
     return 0
 
 

@@ -80,10 +80,10 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     if not drifting:
         print(f"no layer drifts: none grows, or falls to nothing, by a power beyond {flags.bound:g}")
         return 0
-    (name, what, slope), *others = drifting
-    after = f"; after it {len(others)} more" if others else ""
+    (name, quantity, slope), *more = drifting
+    after = f"; after it {len(more)} more" if more else ""
     how = f"grows as width^{slope:.2f}" if math.isfinite(slope) else "is not finite"
-    print(f"{name} drifts: its {what} {how}{after}")
+    print(f"{name} drifts: its {quantity} {how}{after}")
     return 1
 
 
@@ -121,15 +121,15 @@ def open_widths(values: dict[str, Any], widths: list[int], steps: int) -> dict[i
             values[group] |= {key: value for key, value in keys.items() if key in values[group]}
     values["train"] |= {"steps": steps, "checkpoint_every": 0}
     runs: dict[int, Run] = {}
-    kept: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     for width in widths:
         try:
             model = values["model"] | widened(values["model"], width)
             config = check_config(copy.deepcopy(values | {"model": model}))
         except UserError as error:
             raise UserError(f"--widths: {width}: {error}") from None
-        experiment = find_experiment(config.experiment)(config, **kept)
-        kept = experiment.data.kept()
+        experiment = find_experiment(config.experiment)(config, **stored)
+        stored = experiment.data.kept()
         runs[width] = Run(experiment, config, "")
     return runs
 

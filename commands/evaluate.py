@@ -196,17 +196,17 @@ def _checkpoint(run: "Run", step: "Step", steps: list[int]) -> str:
     return f"step {steps[0]}{why.get(str(step), '')}"
 
 
-def _keep(folder: "RunFolder", what: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+def _keep(folder: "RunFolder", subject: Mapping[str, Any], results: Mapping[str, Any]) -> None:
     """Adds an evaluation to evaluation.json, or replaces an earlier one of the same checkpoint and data."""
     from workdir.folder import write_json
 
     path = folder.evaluation
-    entry = {**what, "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), **results}
+    entry = {**subject, "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), **results}
     with locked(data_folder() / "evaluations" / digest(str(path.absolute()))):
         there = [
             earlier
             for earlier in read_evaluations(path)
-            if any(earlier.get(key) != what[key] for key in what)
+            if any(earlier.get(key) != subject[key] for key in subject)
         ]
         try:
             write_json(path, [*there, entry], indent=2)

@@ -42,9 +42,9 @@ def add_flags(parser: Any) -> None:
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the tensors (float32)"
     )
     parser.add_argument("--shard_gb", type=float, default=SHARD_GB, help="GB of the largest file (5)")
-    what = "transformers, gguf: a file for llama.cpp, or stablehlo: programs of jax.export (transformers)"
+    formats = "transformers, gguf: a file for llama.cpp, or stablehlo: programs of jax.export (transformers)"
     kinds = ("transformers", "gguf", "stablehlo")
-    parser.add_argument("--format", choices=kinds, default="transformers", help=what)
+    parser.add_argument("--format", choices=kinds, default="transformers", help=formats)
     for name, default, meaning in SHAPES:
         parser.add_argument(f"--{name}", type=int, default=default, help=f"stablehlo: {meaning} ({default})")
     parser.add_argument("--platforms", default="", help="stablehlo: cpu,cuda,rocm,tpu (the one it runs on)")
@@ -131,8 +131,8 @@ def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool
         return ids | ({"eos_token_id": ends} if len(ends) > 1 else {}) | values
     several = model.num_token_types > 1
     ids = write_encoder_tokenizer(part, tokenizer, special, model.max_length, types=several)
-    first, wanted = (hf_config.get("pad_token_id", -1) + 1 for hf_config in (values, ids))
-    if first not in (0, wanted):
+    first, expected = (hf_config.get("pad_token_id", -1) + 1 for hf_config in (values, ids))
+    if first not in (0, expected):
         why = "positions of such models start after the id of padding of the tokenizer"
-        raise UserError(f"model.position_offset: {first}; expected {wanted}: {why}")
+        raise UserError(f"model.position_offset: {first}; expected {expected}: {why}")
     return ids | values

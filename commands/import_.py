@@ -52,11 +52,11 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     check_new("--workdir", folder.path)
     hub = Hub(flags.source, flags.ignore)
     if hub.folder.family.heads:
-        what = f"{hub.folder.family.architecture} has no head, which a run needs"
-        raise UserError(f"--from: {what}; start one from it: --config.initialize_from={hub}")
+        problem = f"{hub.folder.family.architecture} has no head, which a run needs"
+        raise UserError(f"--from: {problem}; start one from it: --config.initialize_from={hub}")
     _ = hub.config  # before the overrides
     config = check_config(hub.values, overrides)
-    experiment = find_experiment(config.experiment)(config, **hub.kept)
+    experiment = find_experiment(config.experiment)(config, **hub.stored)
     _ = hub.places
     for difference in differences(config, hub.config):
         if difference.effect != "":
@@ -76,7 +76,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     return 0
 
 
-def _write(made: "Run", hub: Any) -> None:
+def _write(imported: "Run", hub: Any) -> None:
     """Writes config, tokenizer and checkpoint."""
     import jax.numpy as jnp
 
@@ -84,15 +84,15 @@ def _write(made: "Run", hub: Any) -> None:
     from transformer.training.state import State
     from workdir.folder import RunFolder, write_json
 
-    params = hub.read(made.abstract.params)
-    first = State.create(params, made.optimizer, ema=False)
+    params = hub.read(imported.abstract.params)
+    first = State.create(params, imported.optimizer, ema=False)
     state = dataclasses.replace(first, step=jnp.ones((), jnp.int32))
-    with made.checkpoints(write=True) as checkpoints:
+    with imported.checkpoints(write=True) as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()
-    folder = RunFolder(made.folder.path)
-    if "tokenizer" in hub.kept:
-        hub.kept["tokenizer"].save(folder.tokenizer)
+    folder = RunFolder(imported.folder.path)
+    if "tokenizer" in hub.stored:
+        hub.stored["tokenizer"].save(folder.tokenizer)
     if hub.labels:
         write_json(folder.labels, list(hub.labels))
-    write_json(folder.config, to_values(made.config), indent=2)
+    write_json(folder.config, to_values(imported.config), indent=2)

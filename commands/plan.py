@@ -98,10 +98,10 @@ def opener(flags: argparse.Namespace) -> "Callable[[Overrides], Run]":
     devices = hardware.described(flags.topology, flags.slices) if flags.topology else None
     folder = None if flags.config else named(flags.workdir)
     config = flags.config if folder is None else stored_config(folder)
-    kept = {} if folder is None else stored_data(folder)
+    stored = {} if folder is None else stored_data(folder)
 
     def planned(overrides: "Overrides") -> "Run":
-        return open_without_data(read_to_train(config, overrides, folder), overrides, kept, devices)
+        return open_without_data(read_to_train(config, overrides, folder), overrides, stored, devices)
 
     return planned
 

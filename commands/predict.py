@@ -31,14 +31,14 @@ def add_flags(parser: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the samples (0)")
     for name in DECODING:
         switch: Any = {"nargs": "?", "const": "true"} if name == "with_scores" else {}
-        what = f"overrides {name} in the group sample or generate of the run's config"
-        parser.add_argument(f"--{name}", type=text, help=what, **switch)
-    what = "run folder of a smaller language model with the same tokenizer, for speculative decoding"
-    parser.add_argument("--draft", type=place, help=what)
-    what = "with --draft: the number of proposed tokens that the model reads in a pass (4)"
-    parser.add_argument("--draft_tokens", type=int, default=4, help=what)
-    what = r"stop string, before which an answer ends; \n is a line break; may be repeated"
-    parser.add_argument("--stop", type=text, action="append", help=what)
+        meaning = f"overrides {name} in the group sample or generate of the run's config"
+        parser.add_argument(f"--{name}", type=text, help=meaning, **switch)
+    meaning = "run folder of a smaller language model with the same tokenizer, for speculative decoding"
+    parser.add_argument("--draft", type=place, help=meaning)
+    meaning = "with --draft: the number of proposed tokens that the model reads in a pass (4)"
+    parser.add_argument("--draft_tokens", type=int, default=4, help=meaning)
+    meaning = r"stop string, before which an answer ends; \n is a line break; may be repeated"
+    parser.add_argument("--stop", type=text, action="append", help=meaning)
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
@@ -60,10 +60,10 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         from commands.support.texts import check_files
 
         check_files(flags.prompt, flags.input, flags.output)
-    if given := {name: value for name in (*DECODING, "stop") if (value := vars(flags)[name]) is not None}:
+    if decoding := {name: value for name in (*DECODING, "stop") if (value := vars(flags)[name]) is not None}:
         from commands.support.decoding_flags import with_decoding
 
-        overrides = with_decoding(overrides, flags.workdir, given)
+        overrides = with_decoding(overrides, flags.workdir, decoding)
     run = reopen_run(flags.workdir, overrides)
     if flags.draft:
         from commands.support.decoding_flags import add_draft

@@ -106,13 +106,13 @@ def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> 
         raise UserError(f"--depths: {flags.depths}; expected whole numbers")
     family = Family(flags.config, tuple(overrides), flags.width)
     sizes = [family.size(int(depth)) for depth in depths]
-    wanted = [(size, budget, seed) for budget in budgets for size in sizes for seed in range(flags.seeds)]
-    jobs = [family.job(flags.workdir, *result) for result in wanted]
+    grid = [(size, budget, seed) for budget in budgets for size in sizes for seed in range(flags.seeds)]
+    jobs = [family.job(flags.workdir, *result) for result in grid]
     if code := train(jobs, flags.jobs, flags.metric):
         return code
     lost = [job.name for job in jobs if math.isnan(last(job, flags.metric))]
-    kept = [(job, result) for job, result in zip(jobs, wanted, strict=True) if job.name not in lost]
-    runs = [describe(job, *result, flags.metric) for job, result in kept]
+    measured = [(job, result) for job, result in zip(jobs, grid, strict=True) if job.name not in lost]
+    runs = [describe(job, *result, flags.metric) for job, result in measured]
     left_out = listed("diverged, and left out of the fits", lost)
     check_enough(runs, budgets, left_out)
     study, folder = fit(runs), Path(flags.workdir)

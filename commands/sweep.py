@@ -37,10 +37,10 @@ def add_flags(parser: Any) -> None:
     parser.set_defaults(missing=NO_CONFIG, suffix="sweep")
     add = parser.add_argument
     add("--config", type=place, help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
-    what = "KEY=VALUE,VALUE, or KEY,KEY=VALUE:VALUE,VALUE:VALUE for keys that change together"
-    add("--sweep", action="append", default=[], help=f"{what}; several are multiplied")
-    what = "KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE to draw trials from"
-    add("--search", action="append", default=[], help=f"{what}; several are searched together")
+    form = "KEY=VALUE,VALUE, or KEY,KEY=VALUE:VALUE,VALUE:VALUE for keys that change together"
+    add("--sweep", action="append", default=[], help=f"{form}; several are multiplied")
+    form = "KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE to draw trials from"
+    add("--search", action="append", default=[], help=f"{form}; several are searched together")
     add("--trials", type=int, help="the number of trials of a search, those of earlier starts included")
     add("--metric", help="what a search minimises, or -METRIC for what it maximises (eval/loss)")
     add("--jobs", type=int, default=1, help="runs at a time (1), each on one of the GPUs if there are any")

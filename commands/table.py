@@ -107,8 +107,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         folder.mkdir(parents=True, exist_ok=True)
         draw_curves(table.curves(), metric, folder / "curves.png")
         if changes := [row for row in rows if isinstance(row, paired.Change)]:
-            named = [(label(row), row.mean_difference, row.interval) for row in changes]
-            draw_differences(named, metric, folder / "differences.png")
+            differences = [(label(row), row.mean_difference, row.interval) for row in changes]
+            draw_differences(differences, metric, folder / "differences.png")
         else:
             for key, points in over_keys(rows):
                 name = re.sub(r"[^\w.]+", "-", key)
@@ -244,8 +244,8 @@ def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[f
             continue
         curves: dict[str, dict[float, list[float]]] = {}
         for row in rows:
-            others = {name: value for name, value in row.keys.items() if name != key}
-            name = label(dataclasses.replace(row, keys=others)) if others else ""
+            rest = {name: value for name, value in row.keys.items() if name != key}
+            name = label(dataclasses.replace(row, keys=rest)) if rest else ""
             curves.setdefault(name, {})[row.keys[key]] = row.values
         yield (
             key,

@@ -106,9 +106,9 @@ def check_plain(config: Any) -> None:
     for key, (value, expected) in wrong.items():
         if value != expected:
             raise UserError(f"config.{key}: {value!r}; --mode=twin expects {expected!r}")
-    if other := c.arguments.keys() - ARGUMENTS:
+    if unknown := c.arguments.keys() - ARGUMENTS:
         known = ", ".join(sorted(ARGUMENTS))
-        raise UserError(f"config.optimizer.arguments.{min(other)}: --mode=twin knows {known}")
+        raise UserError(f"config.optimizer.arguments.{min(unknown)}: --mode=twin knows {known}")
 
 
 def losses(opened: "Run", peer: str, steps: int, place: Path) -> Iterator[tuple[float, float]]:
@@ -126,9 +126,9 @@ def losses(opened: "Run", peer: str, steps: int, place: Path) -> Iterator[tuple[
         theirs = Peer(place / "model", family, by_name.values(), opened.config.optimizer)
         step: Any = opened.jitted()
         for number, batch in zip(range(steps), opened.loader.iterate(0), strict=False):
-            if others := {*opened.experiment.weigh(batch)} - {"loss"}:
+            if terms := {*opened.experiment.weigh(batch)} - {"loss"}:
                 raise UserError(
-                    f"--mode=twin: the run also has the term {min(others)}; expected the loss alone"
+                    f"--mode=twin: the run also has the term {min(terms)}; expected the loss alone"
                 )
             expected = theirs.step(apart(batch), float(opened.schedule(number)))
             state, metrics = step(state, opened.put(batch))

@@ -18,7 +18,7 @@ class Group(ConfigDict):
 
     def __init__(self, values: Any = None, **options: Any) -> None:
         groups = {
-            key: Group(each) if isinstance(each, dict) else each for key, each in (values or {}).items()
+            key: Group(value) if isinstance(value, dict) else value for key, value in (values or {}).items()
         }
         super().__init__(groups, **options | {"allow_dotted_keys": True})
 

@@ -32,5 +32,5 @@ def find_experiment(name: Any) -> Any:
     """
     if not isinstance(name, str) or name not in EXPERIMENTS:
         raise UnknownMember(f"config.experiment: {name!r} is not an experiment; {suggest(name, EXPERIMENTS)}")
-    found = EXPERIMENTS[name]
-    return pkgutil.resolve_name(found) if isinstance(found, str) else found
+    experiment = EXPERIMENTS[name]
+    return pkgutil.resolve_name(experiment) if isinstance(experiment, str) else experiment

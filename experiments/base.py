@@ -163,8 +163,8 @@ class Experiment(Objective, ABC):
         rows = next(iter(self.train_data().iterate(0))) if blank is None else blank
         size = self.batch_size(repeat=True)
         return {
-            name: jax.ShapeDtypeStruct((size, *each.shape[1:]), jax.dtypes.canonicalize_dtype(each.dtype))
-            for name, each in rows.items()
+            name: jax.ShapeDtypeStruct((size, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype))
+            for name, x in rows.items()
         }
 
     def note(self, kind: str, text: str) -> None:

@@ -78,8 +78,8 @@ class Classification(LabelObjective):
 
     def init(self, rng: jax.Array) -> Any:
         """The initial parameters, boxed with their logical axes."""
-        one = jnp.ones((1, 1), jnp.int32)
-        return self.model.init(rng, one, one, 1)["params"]
+        tokens_bt = jnp.ones((1, 1), jnp.int32)
+        return self.model.init(rng, tokens_bt, tokens_bt, 1)["params"]
 
     def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
         """(b, k, c), for k texts per row."""
@@ -125,8 +125,8 @@ class Classification(LabelObjective):
             long += c.too_long != "windows" and self.data.length(text) > c.sequence_length
             yield text
         if long:
-            which = f"{long:,} texts are longer than {c.sequence_length} tokens"
-            self.note("long", f"{which}: {LONG[c.too_long]}")
+            count = f"{long:,} texts are longer than {c.sequence_length} tokens"
+            self.note("long", f"{count}: {LONG[c.too_long]}")
 
     def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:
         """The attention weights (h, t, t) of a layer (-1: the last) over a text in the format of `predict`,
@@ -149,13 +149,13 @@ class Classification(LabelObjective):
 
     def _read(self, params: Params, inputs: list[list[Any]]) -> np.ndarray:
         """The logits (n, c) of texts, each read in one or several windows."""
-        frames, length = [frame for each in inputs for frame in each], self.config.data.sequence_length
-        found = []
+        frames, length = [frame for windows in inputs for frame in windows], self.config.data.sequence_length
+        logits = []
         for start in range(0, len(frames), AT_ONCE):
             some = frames[start : start + AT_ONCE]
             arrays = pad_encoder_inputs(some, AT_ONCE, length)
-            found.append(on_host(self._logits(params, *arrays))[: len(some)])
-        return mean_logits(np.concatenate(found), np.array([*map(len, inputs)]))
+            logits.append(on_host(self._logits(params, *arrays))[: len(some)])
+        return mean_logits(np.concatenate(logits), np.array([*map(len, inputs)]))
 
     @functools.cached_property
     def _logits(self) -> Callable[..., jax.Array]:
@@ -185,7 +185,7 @@ class Classification(LabelObjective):
         shares = zip(self.data.labels, counts / counts.sum(), strict=True)
         filled = f"{len(rows):,} rows, {rows.padding:.1%} of them padding"
         commonest = (
-            sorted(shares, key=lambda each: -each[1])[:MAX_LISTED_LABELS]
+            sorted(shares, key=lambda pair: -pair[1])[:MAX_LISTED_LABELS]
             if len(counts) > MAX_LISTED_LABELS
             else shares
         )

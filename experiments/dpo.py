@@ -115,9 +115,9 @@ class PreferenceOptimization(Chat):
         with run.placed():
             measure = jax.jit(lambda *inputs: replicated(self._log_likelihoods(*inputs)))
             for first in range(0, len(rows), size := self.batch_size()):
-                which = np.arange(first, first + size)
-                which[which >= len(rows)] = -1  # padding
-                batch, numbers_bk = rows.batch(which[rows_here(size)]), rows.pairs(which)
+                indices = np.arange(first, first + size)
+                indices[indices >= len(rows)] = -1  # padding
+                batch, numbers_bk = rows.batch(indices[rows_here(size)]), rows.pairs(indices)
                 log_p_bk2 = np.asarray(measure(params, run.put(batch)))
                 found_n2[numbers_bk[numbers_bk >= 0]] = log_p_bk2[numbers_bk >= 0]
         return found_n2

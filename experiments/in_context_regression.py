@@ -60,8 +60,8 @@ class RegressionConfig(RunConfig):
                 f"model.max_length: {self.model.max_length}; the examples and the query are {length}"
             )
         if not self.model.projections and self.model.d_model != width:
-            given = f"model.d_model: {self.model.d_model} without projections"
-            raise UserError(f"{given}; expected data.dimension + 1, {width}")
+            setting = f"model.d_model: {self.model.d_model} without projections"
+            raise UserError(f"{setting}; expected data.dimension + 1, {width}")
 
 
 class InContextRegression(Experiment):

@@ -161,12 +161,12 @@ class LanguageModeling(TextObjective):
         Raises:
           UserError: the tokenizer does not have one of `sample.end_tokens`.
         """
-        found = [self.data.tokenizer.eos_id]
+        ids = [self.data.tokenizer.eos_id]
         for name in self.config.sample.end_tokens:
             if (i := self.data.tokenizer.find(name)) is None:
                 raise UserError(f"sample.end_tokens: {name!r}; the tokenizer has no such token")
-            found.append(i)
-        return tuple(dict.fromkeys(found))
+            ids.append(i)
+        return tuple(dict.fromkeys(ids))
 
     def _generator(self, params: Params) -> TextGenerator:
         tokenizer = self.data.tokenizer

@@ -62,8 +62,8 @@ class MaskedLanguageModeling(TextObjective):
 
     def init(self, rng: jax.Array) -> Any:
         """The initial parameters, boxed with their logical axes."""
-        one = jnp.zeros((1, 1), jnp.int32)
-        return self.model.init(rng, one, one)["params"]
+        tokens_bt = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(rng, tokens_bt, tokens_bt)["params"]
 
     def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
         """The last layer's states (b, t, d)."""
@@ -225,10 +225,10 @@ class MaskedLanguageModeling(TextObjective):
     def data_lines(self) -> list[str]:
         """The number of texts and rows, and the share of padding, for each source of a mixture."""
         loader: Any = self.train_data()
-        what = "pairs of texts" if self.config.data.next_sentence else "texts"
+        unit = "pairs of texts" if self.config.data.next_sentence else "texts"
         lines = []
         for name, part in (loader.parts or {"": loader}).items():
-            texts, rows = f"{len(part.rows.kept):,} {what}", part.rows
+            texts, rows = f"{len(part.rows.packed):,} {unit}", part.rows
             of = f"{name}: " if name else ""
             lines.append(f"{of}{texts} in {len(rows):,} rows, {rows.padding:.1%} of them padding")
         return lines

@@ -82,8 +82,8 @@ class SequenceToSequence(TextObjective):
 
     def init(self, rng: jax.Array) -> Any:
         """The initial parameters, boxed with their logical axes."""
-        one = jnp.zeros((1, 1), jnp.int32)
-        return self.model.init(rng, one, one)["params"]
+        tokens_bt = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(rng, tokens_bt, tokens_bt)["params"]
 
     def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
         """The decoder's last states (b, t, d); `unembed` maps them to logits of the batch's `targets`."""
@@ -113,12 +113,12 @@ class SequenceToSequence(TextObjective):
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The likelihood of a split, and the metrics of generated targets."""
-        found = super().evaluators(put, split)
+        evaluators = super().evaluators(put, split)
         if metrics := self._metrics():
             sources, references = self._examples(split)
             measured = functools.partial(self.data.counted, split, sources)
-            found["generate"] = GenerationEvaluator(self._write, sources, references, metrics, measured)
-        return found
+            evaluators["generate"] = GenerationEvaluator(self._write, sources, references, metrics, measured)
+        return evaluators
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Sources, references and generated targets of some validation pairs, and the attention maps of the
@@ -186,8 +186,8 @@ class SequenceToSequence(TextObjective):
         `generate.with_scores` each after its score and a tab. With `generate.temperature` above 0,
         `generate.num_samples` sampled targets."""
         scored = self.config.generate.with_scores
-        for found in self._written(params, self._noting(texts, first), seed, first):
-            yield [f"{score:.4f}\t{text}" if scored else text for score, text in found]
+        for targets in self._written(params, self._noting(texts, first), seed, first):
+            yield [f"{score:.4f}\t{text}" if scored else text for score, text in targets]
 
     def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
         """The only sampled target, in pieces; None with several samples or with beam search."""
@@ -208,7 +208,7 @@ class SequenceToSequence(TextObjective):
         if weights_hts is None:
             return None
         sides = (tokenizer.targets, written), (tokenizer, read)
-        wrote, saw = ([each.decode([i]) or "end" for i in tokens] for each, tokens in sides)
+        wrote, saw = ([side.decode([i]) or "end" for i in tokens] for side, tokens in sides)
         return on_host(weights_hts), wrote, saw
 
     def data_lines(self) -> list[str]:
@@ -259,9 +259,9 @@ class SequenceToSequence(TextObjective):
                 long, first = long + 1, first or number
             yield text
         if long and jax.process_index() == 0:
-            which = f"{long:,} texts, number {first} the first," if long > 1 else f"text {first}"
-            said = f"longer than data.source_length, {c.source_length} tokens: the rest is not read"
-            print(f"{which} {'are' if long > 1 else 'is'} {said}", file=sys.stderr, flush=True)
+            subject = f"{long:,} texts, number {first} the first," if long > 1 else f"text {first}"
+            problem = f"longer than data.source_length, {c.source_length} tokens: the rest is not read"
+            print(f"{subject} {'are' if long > 1 else 'is'} {problem}", file=sys.stderr, flush=True)
 
     def _metrics(self) -> list[TextMetric]:
         c = self.config.generate
@@ -269,8 +269,8 @@ class SequenceToSequence(TextObjective):
 
     def _examples(self, split: str) -> tuple[list[str], list[list[str]]]:
         """The sources of a split that are evaluated, and the references of each."""
-        found = list(itertools.islice(self.data.examples(split), self.config.generate.examples or None))
-        return [source for source, _ in found], [references for _, references in found]
+        examples = list(itertools.islice(self.data.examples(split), self.config.generate.examples or None))
+        return [source for source, _ in examples], [references for _, references in examples]
 
     def _written(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
@@ -281,11 +281,11 @@ class SequenceToSequence(TextObjective):
             drawn = self._generator(params).generate(self._shortened(texts), jax.random.key(seed), first)
             yield from ([(math.nan, text) for text in targets] for targets in drawn)
         else:
-            for found in self._translate(params, texts):
-                yield [(score, cut(self.data.tokenizer.targets.decode(ids), c.stop)) for ids, score in found]
+            for beam in self._translate(params, texts):
+                yield [(score, cut(self.data.tokenizer.targets.decode(ids), c.stop)) for ids, score in beam]
 
     def _write(self, params: Params, sources: Iterable[str]) -> list[str]:
-        return [found[0][1] for found in self._written(params, sources)]
+        return [targets[0][1] for targets in self._written(params, sources)]
 
 
 @dataclass(frozen=True)

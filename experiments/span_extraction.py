@@ -108,7 +108,7 @@ class SpanExtraction(Experiment):
         """The loss of a split's windows (a random part if `train.evaluate_batches` limits it; in order, rows
         are sorted by length), and exact match and F1 on its first `answer.examples` questions."""
         questions = list(itertools.islice(self.data.questions(split), self.config.answer.examples or None))
-        references: Any = [each.references for each in questions]
+        references: Any = [question.references for question in questions]
         if split == "validation":
             self._measured = len(questions)
 
@@ -132,8 +132,8 @@ class SpanExtraction(Experiment):
         def sample(params: Params) -> str:
             shown = zip(questions, self._best(params, questions), strict=True)
             return "\n\n".join(
-                f"question: {each.question}\nwanted: {' | '.join(each.references)}\nfound: {found}"
-                for each, found in shown
+                f"question: {question.question}\nwanted: {' | '.join(question.references)}\nfound: {answer}"
+                for question, answer in shown
             )
 
         return [Samples(self.config.train.sample_every, sample, folder.samples)]
@@ -179,20 +179,20 @@ class SpanExtraction(Experiment):
         while some := list(itertools.islice(readings, AT_ONCE)):
             frames = [frame for reading in some for frame in reading.inputs]
             starts = range(0, len(frames), AT_ONCE)
-            logits = iter([one for i in starts for one in self._read(params, frames[i : i + AT_ONCE])])
+            logits = iter([row for i in starts for row in self._read(params, frames[i : i + AT_ONCE])])
             for reading in some:
-                found = [(first, last, next(logits)) for first, last in reading.windows]
+                parts = [(first, last, next(logits)) for first, last in reading.windows]
                 before = reading.before
-                windows = [(first, each[before : before + last - first]) for first, last, each in found]
+                windows = [(first, row[before : before + last - first]) for first, last, row in parts]
                 scores_cm = scores_of_spans(windows, len(reading.characters_c2), c.max_tokens)
                 # A window without the answer points at [CLS]; the empty answer needs all windows to do so.
-                nothing = min(each[0].sum() for _, _, each in found) if c.allow_none else -np.inf
+                nothing = min(row[0].sum() for _, _, row in parts) if c.allow_none else -np.inf
                 yield reading, best_spans(scores_cm, c.n_best, nothing)
 
     def data_lines(self) -> list[str]:
         """The number of questions and windows, the share of padding, and unanswered questions."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
-        windows = f"{len(rows.kept):,} windows, {rows.answered:.1%} of them with the answer"
+        windows = f"{len(rows.packed):,} windows, {rows.answered:.1%} of them with the answer"
         filled = f"{len(rows):,} rows, {rows.padding:.1%} of them padding"
         lines = [f"{len(rows.cache):,} training questions in {windows}, in {filled}"]
         unanswered = int((rows.cache.answers.sizes == 0).sum())
@@ -208,24 +208,24 @@ class SpanExtraction(Experiment):
     def result_lines(self, measured: dict[str, float]) -> list[str]:
         """Exact match and F1 on the validation questions."""
         match, f1 = measured["answer/exact_match"], measured["answer/f1"]
-        asked = f"{self._measured:,} questions of the validation split"
-        return [f"on {asked}: exact match {match:.1f}%, F1 {f1:.1f}%"]
+        questions = f"{self._measured:,} questions of the validation split"
+        return [f"on {questions}: exact match {match:.1f}%, F1 {f1:.1f}%"]
 
     def _best(self, params: Params, questions: Iterable[Question]) -> list[str]:
         """The best answer to each question: "" where the question or the context has no token."""
         unread = []
 
         def readings() -> Iterator[QuestionWindows]:
-            for number, each in enumerate(questions):
+            for number, question in enumerate(questions):
                 try:
-                    yield self.data.read(each.question, each.context)
+                    yield self.data.read(question.question, question.context)
                 except UserError:
                     unread.append(number)
 
-        found = [_text(reading, spans[0]) for reading, spans in self.answers(params, readings())]
+        answers = [_text(reading, spans[0]) for reading, spans in self.answers(params, readings())]
         for number in unread:  # in order, so that those before it are in their places
-            found.insert(number, "")
-        return found
+            answers.insert(number, "")
+        return answers
 
     def _read(self, params: Params, frames: list[Any]) -> list[np.ndarray]:
         """The logits (t, 2) of each window."""

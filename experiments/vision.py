@@ -141,8 +141,8 @@ class Vision(LabelObjective):
         numbers = iter(range(len(rows)))
         while some := list(itertools.islice(numbers, AT_ONCE)):
             batch = rows.batch(np.array(some))
-            found = self._read(params, list(batch["images"]))
-            for index, label, logits_c in zip(some, batch["labels"], found, strict=True):
+            logits_nc = self._read(params, list(batch["images"]))
+            for index, label, logits_c in zip(some, batch["labels"], logits_nc, strict=True):
                 yield [places[index]], int(label), logits_c
 
     def _read(self, params: Params, images: list[Any]) -> np.ndarray:
@@ -213,19 +213,19 @@ class ResizedPositions:
 
     def shapes(self) -> dict[str, tuple]:
         """See `Origin`."""
-        found = self.origin.shapes()
-        (_, width), dtype = found[TABLE]
-        return found | {TABLE: ((self.rows, width), dtype)}
+        shapes = self.origin.shapes()
+        (_, width), dtype = shapes[TABLE]
+        return shapes | {TABLE: ((self.rows, width), dtype)}
 
-    def read(self, wanted: Params) -> Params:
+    def read(self, abstract: Params) -> Params:
         """See `Origin`."""
-        flat = traverse_util.flatten_dict(wanted, sep="/")
+        flat = traverse_util.flatten_dict(abstract, sep="/")
         if (target := flat.get(TABLE)) is None:
-            return self.origin.read(wanted)
+            return self.origin.read(abstract)
         shape, _ = self.origin.shapes()[TABLE]
         stored = jax.ShapeDtypeStruct(shape, target.dtype, sharding=_whole(target.sharding))
-        found = self.origin.read(traverse_util.unflatten_dict(flat | {TABLE: stored}, sep="/"))
-        flat = traverse_util.flatten_dict(found, sep="/")
+        params = self.origin.read(traverse_util.unflatten_dict(flat | {TABLE: stored}, sep="/"))
+        flat = traverse_util.flatten_dict(params, sep="/")
         resize = functools.partial(resized_positions, before=self.before, after=self.after, rows=self.rows)
         flat[TABLE] = jax.jit(resize, out_shardings=target.sharding)(flat[TABLE])
         return traverse_util.unflatten_dict(flat, sep="/")
@@ -233,5 +233,5 @@ class ResizedPositions:
 
 def _whole(sharding: Any) -> Any:
     """The sharding of an array of another shape that is whole on each of the same devices."""
-    named = isinstance(sharding, NamedSharding)
-    return NamedSharding(sharding.mesh, PartitionSpec()) if named else sharding
+    is_named = isinstance(sharding, NamedSharding)
+    return NamedSharding(sharding.mesh, PartitionSpec()) if is_named else sharding

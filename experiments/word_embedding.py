@@ -51,8 +51,8 @@ class WordEmbedding(Experiment):
 
     def init(self, rng: jax.Array) -> Any:
         """The initial parameters, boxed with their logical axes."""
-        one = jnp.zeros((1, 1), jnp.int32)
-        return self.model.init(rng, one, one)["params"]
+        ids = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(rng, ids, ids)["params"]
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, nats per pair of words; the negative samples are part of the batch."""
@@ -73,8 +73,8 @@ class WordEmbedding(Experiment):
 
         def sample(params: Params) -> str:
             words = self._shown()
-            found = self.predict(params, words)
-            return "\n".join(f"{word}: {line}" for word, (line,) in zip(words, found, strict=True))
+            lines = self.predict(params, words)
+            return "\n".join(f"{word}: {line}" for word, (line,) in zip(words, lines, strict=True))
 
         def mapped(params: Params) -> tuple[np.ndarray, list[str]] | None:
             vectors = word_vectors(params, self.data.tokenizer)
@@ -99,10 +99,10 @@ class WordEmbedding(Experiment):
     def data_lines(self) -> list[str]:
         """The number of words, and the share that subsampling keeps."""
         counts_v = self.data.counts()
-        kept = float(counts_v @ SkipGrams(counts_v, self.config.data, 0).keep_v)
+        count = float(counts_v @ SkipGrams(counts_v, self.config.data, 0).keep_v)
         return [
             f"{counts_v.sum():,} words of training text, {np.count_nonzero(counts_v):,} different ones; "
-            f"{kept / counts_v.sum():.0%} of them are kept on average"
+            f"{count / counts_v.sum():.0%} of them are kept on average"
         ]
 
     def example_flags(self) -> list[str]:

@@ -205,7 +205,7 @@ def test_evaluate_and_predict_average_the_windows_of_a_text(windowed, tmp_path, 
     found = runs.measured(out := capfd.readouterr().out)
     texts = [(text, label) for (text,), label in experiment.data.texts("validation")]
     rows = experiment.data.rows("validation")
-    assert len(rows.kept) > len(texts) > 20 and f"{len(texts)} of {len(texts)} examples" in out
+    assert len(rows.packed) > len(texts) > 20 and f"{len(texts)} of {len(texts)} examples" in out
     logits = jax.jit(lambda ids: experiment.model.apply({"params": params}, ids, jnp.ones_like(ids), 1))
     p_nc = np.array([probabilities(experiment, logits, text) for text, _ in texts])
     labels = [experiment.data.labels.index(label) for _, label in texts]

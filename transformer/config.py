@@ -147,8 +147,8 @@ def marks_of(cls: Any, kinds: tuple[type, ...]) -> list[tuple[str, Any]]:
     that changes the default of a field inherits them."""
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        found = typing.get_type_hints(base, include_extras=True)
-        hints |= {name: hint for name, hint in found.items() if typing.get_origin(hint) is Annotated}
+        of_base = typing.get_type_hints(base, include_extras=True)
+        hints |= {name: hint for name, hint in of_base.items() if typing.get_origin(hint) is Annotated}
     return [(n, mark) for n, hint in hints.items() for mark in hint.__metadata__ if isinstance(mark, kinds)]
 
 
@@ -243,7 +243,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return types.MappingProxyType(items)
     if origin is tuple and isinstance(value, (tuple, list)):
         return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    if origin is typing.Literal and any(type(value) is type(each) and value == each for each in arguments):
+    if origin is typing.Literal and any(type(value) is type(item) and value == item for item in arguments):
         return value
     if origin is types.UnionType:  # X | None
         return None if value is None else _convert(arguments[0], value, path)
@@ -280,7 +280,7 @@ def describe_type(hint: Any) -> str:
     if origin is Mapping:
         return "a mapping"
     if origin is types.UnionType:
-        return " or ".join("None" if each is types.NoneType else describe_type(each) for each in arguments)
+        return " or ".join("None" if item is types.NoneType else describe_type(item) for item in arguments)
     if origin is tuple:
         return f"a list of {describe_type(arguments[0])}"
     return "a group of keys" if dataclasses.is_dataclass(hint) else hint.__name__

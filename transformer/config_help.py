@@ -61,7 +61,7 @@ def _comments(cls: type) -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comment_at = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
-    lines, found = source.splitlines(), {}
+    lines, comments = source.splitlines(), {}
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             comment = comment_at.get(node.end_lineno or node.lineno, "")
@@ -69,5 +69,5 @@ def _comments(cls: type) -> dict[str, str]:
             if not comment and lines[above - 1].strip() == comment_at.get(above):
                 comment = comment_at[above]
             if comment:
-                found[node.target.id] = comment.lstrip("# ")
-    return found
+                comments[node.target.id] = comment.lstrip("# ")
+    return comments

@@ -110,7 +110,7 @@ def _announced(coordinator: str = coordinators.ANYWHERE) -> list[tuple[str, str,
     port = listening.getsockname()[1]
     listening.detach()  # it stays open until the process ends
     address = coordinators.address_towards(coordinator)
-    elsewhere = [each for each in gather_texts(address) if not ipaddress.ip_address(each).is_loopback]
+    elsewhere = [host for host in gather_texts(address) if not ipaddress.ip_address(host).is_loopback]
     if elsewhere and ipaddress.ip_address(address).is_loopback:
         address = coordinators.address_towards(elsewhere[0])
     rows = [text.split() for text in gather_texts(f"{socket.gethostname()} {address} {port}")]
@@ -163,7 +163,7 @@ def announce_end(why: str, who: str = "") -> None:
     number, deadline = jax.process_index(), time.monotonic() + SHUTDOWN_SECONDS
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         _service().key_value_set(ENDS, f"{who or _name(number)}\n{why}")
-    while number == 0 and time.monotonic() < deadline and not all(_has_ended(*each) for each in PLACES[1:]):
+    while number == 0 and time.monotonic() < deadline and not all(_has_ended(*peer) for peer in PLACES[1:]):
         time.sleep(0.2)
 
 
@@ -194,8 +194,8 @@ def watch_for_ends(heard: Callable[[str, str], None]) -> None:
 
     def look() -> None:
         while not ENDING.wait(LISTEN_SECONDS):
-            if (found := announced_end()) and not ENDING.is_set():
-                heard(*found)
+            if (end := announced_end()) and not ENDING.is_set():
+                heard(*end)
 
     if PLACES:
         thread = threading.Thread(target=look, name="listens to the other processes", daemon=True)
@@ -216,10 +216,10 @@ def gather_texts(text: str) -> list[str]:
     """The texts of all processes; every process must call this."""
     from jax.experimental import multihost_utils
 
-    given = np.frombuffer(text.encode(), np.uint8)
-    sizes = np.ravel(multihost_utils.process_allgather(np.int32(len(given))))
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    sizes = np.ravel(multihost_utils.process_allgather(np.int32(len(encoded))))
     padded = np.zeros(max(1, *sizes), np.uint8)
-    padded[: len(given)] = given
+    padded[: len(encoded)] = encoded
     rows = np.reshape(multihost_utils.process_allgather(padded), (len(sizes), -1))
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 

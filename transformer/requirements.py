@@ -93,11 +93,11 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(release)
 
 
-def listed(what: str, packages: list[str], most: int = 3) -> Iterator[str]:
+def listed(label: str, packages: list[str], most: int = 3) -> Iterator[str]:
     """ "missing: jax, flax, optax and 20 more", if there are any."""
     if packages:
         more = f" and {len(packages) - most} more" if len(packages) > most else ""
-        yield f"{what}: {', '.join(packages[:most])}{more}"
+        yield f"{label}: {', '.join(packages[:most])}{more}"
 
 
 def remedy() -> str:

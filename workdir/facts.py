@@ -68,10 +68,10 @@ def _quoted(path: str | Path) -> str:
 
 
 def _next(run: Run, folder: RunFolder) -> Mapping[str, str]:
-    found = {"Measure it": command(folder, "--mode=evaluate")}
+    commands = {"Measure it": command(folder, "--mode=evaluate")}
     experiment: Any = run.experiment
     try:
-        found["Use it"] = command(folder, "--mode=predict", *experiment.example_flags())
+        commands["Use it"] = command(folder, "--mode=predict", *experiment.example_flags())
     except Exception:
-        return found  # the example needs data that are gone
-    return found
+        return commands  # the example needs data that are gone
+    return commands

@@ -128,7 +128,7 @@ def changed_data(folder: RunFolder, data: Any, but: str = "") -> str:
     now = describe(data)
     try:
         before = read_json(folder.data)
-        sources = [{k: v for k, v in each["sources"].items() if k != but} for each in (before, now)]
+        sources = [{k: v for k, v in record["sources"].items() if k != but} for record in (before, now)]
         listed = [changes(*sources)]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{folder.data}: not readable; --accept_data continues and rewrites it") from None
@@ -158,9 +158,9 @@ def describe(data: Any) -> dict[str, Any]:
 
 def identities(data: Any) -> dict[str, str]:
     """Digests of the tokenizer and the labels of these data, where they have them."""
-    kept = data.kept()
-    found = {"tokenizer": kept["tokenizer"].identity} if "tokenizer" in kept else {}
-    return found | ({"labels": digest(list(kept["labels"]))} if "labels" in kept else {})
+    stored = data.kept()
+    digests = {"tokenizer": stored["tokenizer"].identity} if "tokenizer" in stored else {}
+    return digests | ({"labels": digest(list(stored["labels"]))} if "labels" in stored else {})
 
 
 def read_lengths(folder: RunFolder, steps: int) -> list[tuple[int, int]]:
@@ -185,34 +185,34 @@ def _write_lengths(folder: RunFolder, steps: int) -> None:
 
 
 def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and [type(each) for each in value] == [int, int]
+    return isinstance(value, list) and [type(item) for item in value] == [int, int]
 
 
 def read_fork(folder: RunFolder) -> dict[str, Any]:
     """Of what the run is a fork, and where it continues (`workdir.forking`); {} if it is not one."""
-    found = read_json(folder.fork) if folder.fork.exists() else {}
+    record = read_json(folder.fork) if folder.fork.exists() else {}
     kinds = {"step": int, "batch": int, "row": int, "rate": list, "changed": dict, "from": str}
-    known = isinstance(found, dict) and all(type(found.get(k, t())) is t for k, t in kinds.items())
-    if not known or (folder.fork.exists() and not ("step" in found and {"batch", "row"} & found.keys())):
+    known = isinstance(record, dict) and all(type(record.get(k, t())) is t for k, t in kinds.items())
+    if not known or (folder.fork.exists() and not ("step" in record and {"batch", "row"} & record.keys())):
         raise UserError(f"{folder.fork}: expected of which run this is a fork, with its step and batch")
-    if [type(each) for each in found.get("rate", ())] not in ([], [int, int], [int, float]):
+    if [type(item) for item in record.get("rate", ())] not in ([], [int, int], [int, float]):
         raise UserError(f"{folder.fork}: rate: expected a step and the learning rate before it")
-    return found
+    return record
 
 
 def write_start(folder: RunFolder, config: Any, data: Any) -> None:
     """Stores the config and the content of the data, and unless the run has started tokenizer and labels.
     Files are replaced atomically."""
-    started, kept = steps_of(folder) > 0, data.kept()
+    started, stored = steps_of(folder) > 0, data.kept()
     described = describe(data)  # reads the data, which may fail, before anything is written
     if tallies := data.tallies("train", "validation"):
         described["left_out"] = tallies
     folder.path.mkdir(parents=True, exist_ok=True)
     if started or folder.lengths.exists():
         _write_lengths(folder, config.train.steps)  # before the config, from which changes are detected
-    if "tokenizer" in kept and not (started and folder.tokenizer.exists()):
-        kept["tokenizer"].save(folder.tokenizer)
-    if "labels" in kept and not (started and folder.labels.exists()):
-        write_json(folder.labels, kept["labels"])
+    if "tokenizer" in stored and not (started and folder.tokenizer.exists()):
+        stored["tokenizer"].save(folder.tokenizer)
+    if "labels" in stored and not (started and folder.labels.exists()):
+        write_json(folder.labels, stored["labels"])
     write_json(folder.data, described, indent=1)
     write_json(folder.config, to_values(config), indent=2)

@@ -82,20 +82,20 @@ def make_fork(
         state = fork.state(run)
     place, first, c = Path(os.path.abspath(to)), jax.process_index() == 0, run.config.train
     part = place.with_name(f"{place.name}.part")
-    made = RunFolder(part / "run")
+    target = RunFolder(part / "run")
     with exclusive(part / "lock"):
         with shared_errors():
             if first:
-                shutil.rmtree(made.path, ignore_errors=True)  # what a killed command left
-                write_start(made, run.config, run.experiment.data)  # type: ignore[attr-defined]
-                write_json(made.fork, record, indent=1)
+                shutil.rmtree(target.path, ignore_errors=True)  # what a killed command left
+                write_start(target, run.config, run.experiment.data)  # type: ignore[attr-defined]
+                write_json(target.fork, record, indent=1)
                 if lengths:
-                    write_json(made.lengths, lengths)
-        with Checkpoints(made.checkpoints, keep_last=c.keep_last, keep_best=c.keep_best) as checkpoints:
+                    write_json(target.lengths, lengths)
+        with Checkpoints(target.checkpoints, keep_last=c.keep_last, keep_best=c.keep_best) as checkpoints:
             checkpoints.save(fork.step, state)
         with shared_errors():
             if first:
-                rename("--to", made.path, place)
+                rename("--to", target.path, place)
     if first:
         with contextlib.suppress(OSError):  # another command waits for the lock in it
             part.rmdir()
@@ -104,10 +104,10 @@ def make_fork(
 
 def _source(workdir: str, at_step: Step | None) -> tuple[RunFolder, Step]:
     """The run to branch off, and its checkpoint."""
-    path, named = split_step(workdir)
-    if named is not None and at_step not in (None, named):
-        raise UserError(f"--at_step: {at_step}, but --workdir names {named}; give one of them")
-    step = at_step if named is None else named
+    path, in_name = split_step(workdir)
+    if in_name is not None and at_step not in (None, in_name):
+        raise UserError(f"--at_step: {at_step}, but --workdir names {in_name}; give one of them")
+    step = at_step if in_name is None else in_name
     return RunFolder(path), "latest" if step is None else step
 
 
@@ -203,9 +203,9 @@ def _configs(source: RunFolder, overrides: dict[str, str]) -> tuple[Any, Any, di
     changed = {key: [old.get(key), new.get(key)] for key in old | new if old.get(key) != new.get(key)}
     for key in changed:
         if key in TOKENIZER or key.startswith("initialize_"):
-            what = "tokenizer" if key in TOKENIZER else "parameters"
+            part = "tokenizer" if key in TOKENIZER else "parameters"
             raise UserError(
-                f"config.{key}: {new[key]!r}, but a fork has the {what} of {source.path}; leave it out"
+                f"config.{key}: {new[key]!r}, but a fork has the {part} of {source.path}; leave it out"
             )
     refuse_idle(config)
     return before, config, changed

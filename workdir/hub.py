@@ -33,11 +33,11 @@ class Hub:
         """Reads config.json, without the keys `ignore`, and the tokenizer; `values` is the run's config."""
         self.folder = HubFolder(path, ignore)
         self._kind = find_experiment(self.folder.family.experiment)
-        self._of = {name: each.type for name, each in self._kind.Config.__dataclass_fields__.items()}
+        self._of = {name: field.type for name, field in self._kind.Config.__dataclass_fields__.items()}
         self.labels: Sequence[str] | None = self.folder.labels
-        self.kept: dict[str, Any] = {"labels": self.labels} if self.labels else {}
+        self.stored: dict[str, Any] = {"labels": self.labels} if self.labels else {}
         if "tokenizer" in self._of["data"].__dataclass_fields__:
-            self.kept["tokenizer"] = self.folder.tokenizer
+            self.stored["tokenizer"] = self.folder.tokenizer
         self.values = self._values()
         self.model = from_values(self._of["model"], self.values["model"])
 
@@ -49,7 +49,7 @@ class Hub:
             "optimizer": {"name": "sgd", "schedule": "constant", "warmup_steps": 0},
             "train": {"steps": 1},
         }
-        if "tokenizer" in self.kept:
+        if "tokenizer" in self.stored:
             values["data"]["tokenizer"] = str(self.folder.path / "tokenizer.json")
         longest = values["model"].get("max_length", 0)
         for key in ("sequence_length", "source_length", "target_length"):
@@ -87,7 +87,7 @@ class Hub:
     @functools.cached_property
     def experiment(self) -> Any:
         """Its own experiment."""
-        return self._kind(self.config, **self.kept)
+        return self._kind(self.config, **self.stored)
 
     @functools.cached_property
     def abstract(self) -> Any:
@@ -105,12 +105,12 @@ class Hub:
 
     def shapes(self) -> dict[str, tuple]:
         """See `Origin`."""
-        named = {path for place in self.places.values() for path in place.paths}
-        return {path: shape for path, shape in arrays(self.abstract).items() if path in named}
+        paths = {path for place in self.places.values() for path in place.paths}
+        return {path: shape for path, shape in arrays(self.abstract).items() if path in paths}
 
-    def read(self, wanted: Any) -> Any:
+    def read(self, abstract: Any) -> Any:
         """See `Origin`."""
-        return load(self.places, self.folder.tensors, wanted)
+        return load(self.places, self.folder.tensors, abstract)
 
 
 @functools.lru_cache(maxsize=1)

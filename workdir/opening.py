@@ -89,11 +89,11 @@ def call_in(name: str, function: str, *arguments: Any) -> Any:
     if not Path(path).is_file():
         raise UserError(f"--config: there is no file {name!r}; configs/lm.py is an example")
     try:
-        found = runpy.run_path(path)
-        if function not in found:
+        members = runpy.run_path(path)
+        if function not in members:
             raise UserError(f"there is no {function}() in it")
-        made = found[function](*arguments)
-        return made.to_dict() if hasattr(made, "to_dict") else made
+        value = members[function](*arguments)
+        return value.to_dict() if hasattr(value, "to_dict") else value
     except Exception as error:
         raise UserError(why_it_failed(path, error)) from None
 
@@ -118,17 +118,17 @@ def _parse(text: str, default: Any) -> Any:
         value = _parse(text, None)
         single = value if isinstance(value, dict) else text
         return value if isinstance(value, (list, tuple)) else [single]
-    found: Any = text
+    parsed: Any = text
     for read in (json.loads, ast.literal_eval):  # as JSON writes it or, where both can read it, Python
         with contextlib.suppress(ValueError, SyntaxError, RecursionError):
-            found = read(text)
-    whole = isinstance(default, int) and isinstance(found, float) and found.is_integer()
-    return int(found) if whole else found
+            parsed = read(text)
+    whole = isinstance(default, int) and isinstance(parsed, float) and parsed.is_integer()
+    return int(parsed) if whole else parsed
 
 
 def _plain(value: Any) -> Any:
     """A copy of a mapping or `ConfigDict` as nested dictionaries."""
-    return {key: _plain(each) for key, each in value.items()} if hasattr(value, "items") else value
+    return {key: _plain(item) for key, item in value.items()} if hasattr(value, "items") else value
 
 
 def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
@@ -212,44 +212,44 @@ def resumed(run: Run, folder: RunFolder, accept_data: bool) -> Run:
 def open_run(folder: RunFolder, config: Any, devices: Sequence[jax.Device] | None = None, **more: Any) -> Run:
     """The run of a config, with the folder's tokenizer and labels if it has them, otherwise with the
     tokenizer of the run that `initialize_from` names; `devices` and `more` are those of `Run`."""
-    kept, source = stored_data(folder), config.initialize_from
+    stored, source = stored_data(folder), config.initialize_from
     if source:
-        kept = with_tokenizer(kept, source, None if steps_of(folder) else inheritance.find_hub(source))
-    experiment = find_experiment(config.experiment)(config, **kept)
+        stored = with_tokenizer(stored, source, None if steps_of(folder) else inheritance.find_hub(source))
+    experiment = find_experiment(config.experiment)(config, **stored)
     experiment.origin = functools.partial(inheritance.find_origin, source)
     return Run(experiment, config, folder.path, devices=devices, **more)
 
 
-def with_tokenizer(kept: Mapping[str, Any], source: str, hub: Any) -> dict[str, Any]:
-    """`kept`, which gets the tokenizer of the run `source`, or of the `Hub` that it names, if it has none."""
-    theirs = {} if "tokenizer" in kept else hub.kept if hub else stored_data(named(source))
-    return {**kept, **{name: value for name, value in theirs.items() if name == "tokenizer"}}
+def with_tokenizer(stored: Mapping[str, Any], source: str, hub: Any) -> dict[str, Any]:
+    """`stored`, with the tokenizer of the run `source`, or of the `Hub` that it names, if it has none."""
+    theirs = {} if "tokenizer" in stored else hub.stored if hub else stored_data(named(source))
+    return {**stored, **{name: value for name, value in theirs.items() if name == "tokenizer"}}
 
 
 def named(run: str | os.PathLike) -> RunFolder:
     """The folder in "runs/lm", or in "runs/lm@200", which names a checkpoint."""
-    return RunFolder(run if (found := split_step(run))[1] is None else found[0])
+    return RunFolder(run if (parts := split_step(run))[1] is None else parts[0])
 
 
 def open_without_data(
     values: dict[str, Any],
     overrides: Overrides,
-    kept: Mapping[str, Any] | None = None,
+    stored: Mapping[str, Any] | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> Run:
-    """A run that is not trained, on `devices`, with `kept` tokenizer and labels, or the tokenizer of the run
-    that `initialize_from` names. Where one would be learnt, a blank one of `data.vocab_size` tokens stands
-    for it, if the shapes of batches are known without data."""
+    """A run that is not trained, on `devices`, with the `stored` tokenizer and labels, or the tokenizer of
+    the run that `initialize_from` names. Where one would be learnt, a blank one of `data.vocab_size` tokens
+    stands for it, if the shapes of batches are known without data."""
     config = check_config(copy.deepcopy(values), overrides)
     make, source = find_experiment(config.experiment), config.initialize_from
     if source:
-        kept = with_tokenizer(kept or {}, source, inheritance.find_hub(source))
+        stored = with_tokenizer(stored or {}, source, inheritance.find_hub(source))
     kind = TOKENIZERS.get(vars(config.data).get("tokenizer"))
-    if not kept and kind and kind.learns and kind.least_size:
+    if not stored and kind and kind.learns and kind.least_size:
         experiment = make(config, tokenizer=_blank(config.data.vocab_size))
         if experiment.data.blank() is not None:
             return Run(experiment, config, "", devices=devices)
-    return Run(make(config, **(kept or {})), config, "", devices=devices)
+    return Run(make(config, **(stored or {})), config, "", devices=devices)
 
 
 def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
@@ -292,8 +292,8 @@ def overridden(folder: RunFolder, overrides: Overrides) -> tuple[Any, Any]:
     before, now = check_config(values), check_config(copy.deepcopy(values), overrides)
     if inheritance.implied(now, before, overrides):
         now = check_config(inheritance.settled(values, before), overrides)
-    for each in inheritance.implied(now, before, overrides):
-        raise UserError(f"--workdir: {folder.path}: {each}, {ANOTHER}")
+    for key in inheritance.implied(now, before, overrides):
+        raise UserError(f"--workdir: {folder.path}: {key}, {ANOTHER}")
     return before, now
 
 
@@ -304,10 +304,10 @@ def chosen(run: Run, workdir: str | os.PathLike, step: Step | None = None) -> St
     Raises:
       UserError: `step` and `workdir` name different ones.
     """
-    other = split_step(workdir)[1]
-    if step is not None and other not in (None, step):
-        raise UserError(f"--step: {step}, but --workdir names {other}; give one of them")
-    step = other if step is None else step
+    in_name = split_step(workdir)[1]
+    if step is not None and in_name not in (None, step):
+        raise UserError(f"--step: {step}, but --workdir names {in_name}; give one of them")
+    step = in_name if step is None else step
     return step if step is not None else "best" if run.config.train.keep_best else "latest"
 
 

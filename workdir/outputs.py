@@ -66,7 +66,7 @@ def make_folder(path: Path) -> None:
 
 def nearest(path: Path) -> Path:
     """The path itself, or the first folder above it that is there."""
-    return next(each for each in (path, *path.parents) if os.path.lexists(each))
+    return next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
 
 
 def check_new(flag: str, place: Path) -> None:
@@ -91,12 +91,12 @@ def new_folder(flag: str, place: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{flag}: {place} cannot be made ({error.strerror})") from None
     with own:
-        made = Path(own.name) / "new"
-        yield made
-        rename(flag, made, whole)
+        folder = Path(own.name) / "new"
+        yield folder
+        rename(flag, folder, whole)
 
 
-def rename(flag: str, made: Path, place: Path) -> None:
+def rename(flag: str, folder: Path, place: Path) -> None:
     """Puts a folder in its place, with the parents of that.
 
     Raises:
@@ -104,6 +104,6 @@ def rename(flag: str, made: Path, place: Path) -> None:
     """
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(made, place)
+        os.rename(folder, place)
     except OSError as error:
         raise UserError(f"{flag}: {place} cannot be made ({error.strerror})") from None

@@ -37,10 +37,10 @@ def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
     Raises:
       UserError: the file is damaged.
     """
-    found = read_json(folder.starts) if folder.starts.is_file() else []
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    starts = read_json(folder.starts) if folder.starts.is_file() else []
+    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
         raise UserError(f"{folder.starts}: expected a list of the starts of the training; move it away")
-    return found
+    return starts
 
 
 def surroundings(run: "Run") -> dict[str, Any]:
@@ -76,9 +76,9 @@ def command_line(config: "ConfigSource", workdir: str, overrides: "Overrides") -
     """The command that starts such a training; "" if the config is not a file, as in a notebook."""
     if not isinstance(config, str):
         return ""
-    given = [f"--config={config}"] if config else []
+    flags = [f"--config={config}"] if config else []
     keys = [f"--config.{key}={value}" for key, value in overrides]
-    return shell(*given, f"--workdir={workdir}", *keys)
+    return shell(*flags, f"--workdir={workdir}", *keys)
 
 
 def command(folder: RunFolder, *arguments: str) -> str:
@@ -88,10 +88,10 @@ def command(folder: RunFolder, *arguments: str) -> str:
 
 def _processor() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:  # not Linux
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def _cores() -> int:

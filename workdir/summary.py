@@ -75,9 +75,9 @@ def _sample(folder: RunFolder, steps: int) -> Iterator[str]:
         yield f"\n{sample}:\n{sample.read_text(encoding='utf-8')}"
 
 
-def _or_why_not(what: str, lines: Callable[[], Iterable[str]]) -> Iterator[str]:
+def _or_why_not(subject: str, lines: Callable[[], Iterable[str]]) -> Iterator[str]:
     try:
         yield from list(lines())
     except Exception as error:
         why = f"{error} was not measured" if isinstance(error, KeyError) else " ".join(str(error).split())
-        yield f"{what} cannot be told: {why or type(error).__name__}"
+        yield f"{subject} cannot be told: {why or type(error).__name__}"

@@ -111,9 +111,9 @@ def check_values(family: str, values: dict[str, Any]) -> None:
     if family not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise UserError(f"--format=gguf: this model is exported as {family!r}; expected one of {known}")
-    for key, wanted in {"hidden_act": "silu", "rope_scaling": None, "sliding_window": None}.items():
-        if values.get(key) not in (wanted, None):
-            raise UserError(f"--format=gguf: {key}: {values[key]!r}; expected {wanted!r}")
+    for key, expected in {"hidden_act": "silu", "rope_scaling": None, "sliding_window": None}.items():
+        if values.get(key) not in (expected, None):
+            raise UserError(f"--format=gguf: {key}: {values[key]!r}; expected {expected!r}")
 
 
 def _tokens(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> Iterator[tuple[str, Any]]:

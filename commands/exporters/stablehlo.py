@@ -82,8 +82,8 @@ def write(run: Run, step: Step, folder: Path, flags: argparse.Namespace) -> str:
     folder.mkdir(parents=True)
     (folder / "prefill.stablehlo").write_bytes(programs.prefill)
     (folder / "step.stablehlo").write_bytes(programs.step)
-    named: dict[str, Any] = programs.weights
-    np.savez(folder / "weights.npz", **named)
+    weights: dict[str, Any] = programs.weights
+    np.savez(folder / "weights.npz", **weights)
     tokenizer.save(folder / "tokenizer.json")
     ids = {"bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id, "vocab_size": stepper.vocab_size}
     write_json(
@@ -95,7 +95,7 @@ def write(run: Run, step: Step, folder: Path, flags: argparse.Namespace) -> str:
             "platforms": platforms or [jax.default_backend()],
             "jax": jax.__version__,
             **ids,
-            "weights": {name: item.dtype.name for name, item in named.items()},
+            "weights": {name: item.dtype.name for name, item in weights.items()},
             "prefill": "(weights, tokens int32 [batch, length] padded on the right, lengths int32 [batch])",
             "step": "(weights, tokens int32 [batch], cache)",
             "both return": "(logits float32 [batch, vocab_size], cache)",

@@ -94,8 +94,8 @@ class Family:
         """The keys of a depth, but for those that depend on the steps."""
         values = self.values({})
         model, optimizer = values["model"], values["optimizer"]
-        wanted = ("num_layers", "d_model", "num_heads", "d_ff")
-        if missing := [key for key in wanted if key not in model]:
+        needed = ("num_layers", "d_model", "num_heads", "d_ff")
+        if missing := [key for key in needed if key not in model]:
             raise UserError(f"--config: {values['experiment']} has no model.{missing[0]}, which depth sets")
         head = model["d_model"] // model["num_heads"]
         heads = -(-depth * (self.width or model["d_model"] / model["num_layers"]) // head)
@@ -150,10 +150,10 @@ class Family:
         return Job(folder.name, folder, arguments, self.values(keys))
 
 
-def nearest_divisor(number: int, wanted: float) -> int:
+def nearest_divisor(number: int, ideal: float) -> int:
     """The divisor of a number whose ratio to what is wanted is the nearest to 1; the smaller of two."""
     divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-    return min(divisors, key=lambda divisor: max(divisor / wanted, wanted / divisor))
+    return min(divisors, key=lambda divisor: max(divisor / ideal, ideal / divisor))
 
 
 def _as_text(keys: Keys) -> list[tuple[str, str]]:

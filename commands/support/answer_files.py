@@ -112,8 +112,8 @@ def _to_file(path: Path, flag: str, source: Source | None) -> Iterator[Answers]:
                 part.unlink(missing_ok=True)
                 note.unlink(missing_ok=True)
             else:
-                kept = f"{answers.done:,} texts are answered in {part}; the same command continues from there"
-                print(kept, file=sys.stderr, flush=True)
+                line = f"{answers.done:,} texts are answered in {part}; the same command continues from there"
+                print(line, file=sys.stderr, flush=True)
             raise
         os.replace(part, path)
         note.unlink(missing_ok=True)

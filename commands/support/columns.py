@@ -63,11 +63,11 @@ def look_for_columns(source: str, lines: Iterable[str], data: Any) -> None:
         return
     fields, reads = list(data.fields("test")), list(data.reads)
     table = f"--input=tsv:{source}"
-    named = [name for name in rows[0] if name.strip(' "\ufeff') in fields]
-    if named and len(rows[0]) > 1:
+    headings = [name for name in rows[0] if name.strip(' "\ufeff') in fields]
+    if headings and len(rows[0]) > 1:
         header = ", ".join(rows[0])
         raise UserError(f"--input: {source}:1 is a header ({header}); {table} reads its columns by name")
-    if named:
+    if headings:
         print(
             f"{source}:1 is {rows[0][0]!r}; if that is a header, remove it, or give {table}", file=sys.stderr
         )
@@ -75,10 +75,10 @@ def look_for_columns(source: str, lines: Iterable[str], data: Any) -> None:
     counts = {len(columns) for columns in rows}
     if data.labels:
         labels = set(data.labels)
-        for place, what in ((-1, "last"), (0, "first")):
+        for place, end in ((-1, "last"), (0, "first")):
             if min(counts) > expected and all(columns[place].strip() in labels for columns in rows):
                 raise UserError(
-                    f"--input: {source}: the {what} column of every line is a label; give the texts alone, "
+                    f"--input: {source}: the {end} column of every line is a label; give the texts alone, "
                     f"or a table with a header: {table}"
                 )
     elif len(counts) == 1 and counts != {1}:

@@ -50,8 +50,8 @@ def code_of(error: BaseException, has_config: bool) -> int:
         case KeyboardInterrupt():
             return end(130, "interrupted")
         case RuntimeError() if NO_BACKEND in str(error):
-            asked = os.environ.get("JAX_PLATFORMS", "")
-            return end(2, f"error: JAX_PLATFORMS={asked}: JAX cannot use it: {first_line(error)}")
+            platforms = os.environ.get("JAX_PLATFORMS", "")
+            return end(2, f"error: JAX_PLATFORMS={platforms}: JAX cannot use it: {first_line(error)}")
         case SystemExit():
             raise
         case _ if type(error).__name__ == "PanicException":  # of Rust; its class cannot be imported

@@ -67,5 +67,5 @@ def nearest_keys(name: str) -> list[str]:
     for key in key_names():
         ends.setdefault(key.rpartition(".")[2], []).append(key)
     initials = [end for end in ends if "_" in end and last == "".join(word[:1] for word in end.split("_"))]
-    meant = [last] if last in ends else initials or difflib.get_close_matches(last, ends, n=2, cutoff=0.75)
-    return difflib.get_close_matches(name, [key for end in meant for key in ends[end]], n=3, cutoff=0)
+    near = [last] if last in ends else initials or difflib.get_close_matches(last, ends, n=2, cutoff=0.75)
+    return difflib.get_close_matches(name, [key for end in near for key in ends[end]], n=3, cutoff=0)

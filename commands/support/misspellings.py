@@ -29,19 +29,19 @@ def of_flag(argument: str, mode: str, takers: Mapping[str, Sequence[str]]) -> st
     bare = name.lstrip("-")
     if "." in name:  # of a config file, or a key
         key = argument.lstrip("-").removeprefix("config.")
-        meant = f"config={key}" if name.partition(":")[0].endswith(".py") else f"config.{key}"
-        return f"{argument}: no such flag; did you mean --{meant}?"
+        hint = f"config={key}" if name.partition(":")[0].endswith(".py") else f"config.{key}"
+        return f"{argument}: no such flag; did you mean --{hint}?"
     is_last_part = any(key.endswith(f".{bare}") for key in key_names())
     if name in takers:
-        *others, last = takers[name]
-        listed = f"{', '.join(others)} and {last} take" if others else f"{last} takes"
+        *rest, last = takers[name]
+        listed = f"{', '.join(rest)} and {last} take" if rest else f"{last} takes"
         keys = " or ".join(f"--config.{key}" for key in nearest_keys(bare)) if is_last_part else ""
         return f"{name}: only --mode={listed} it" + (f"; the key is {keys}" if keys else "")
     own = [flag for flag, commands in takers.items() if mode in commands]
     flags = [] if is_last_part else nearest_flag(bare, own) or nearest_flag(bare, takers)
     flags = flags or [f"--config.{key}{equals}{value}" for key in nearest_keys(bare)]
-    meant = f"did you mean {' or '.join(flags)}?" if flags else f"expected one of {', '.join(own)}"
-    return f"{argument}: no such flag; {meant}"
+    hint = f"did you mean {' or '.join(flags)}?" if flags else f"expected one of {', '.join(own)}"
+    return f"{argument}: no such flag; {hint}"
 
 
 def nearest_flag(name: str, flags: Iterable[str]) -> list[str]:
@@ -63,5 +63,5 @@ def check_keys(overrides: Iterable[tuple[str, str]], config: str) -> None:
     for key, value in overrides:
         if not may_be_key(key):
             keys = [f"--config.{near}={value}" for near in nearest_keys(key)]
-            meant = f"did you mean {' or '.join(keys)}?" if keys else "--config=FILE --help=all lists them"
-            raise UserError(f"--config.{key}: unknown key; {meant}")
+            hint = f"did you mean {' or '.join(keys)}?" if keys else "--config=FILE --help=all lists them"
+            raise UserError(f"--config.{key}: unknown key; {hint}")

@@ -34,8 +34,8 @@ def check_files(prompt: str | None, source: str | None, target: str | None) -> N
     """
     if prompt is not None and source is not None:
         raise UserError("--input: --prompt is given too; give one of them")
-    both = source and target and Path(target).exists() and Path(source).exists()
-    if both and Path(str(source)).samefile(str(target)):
+    exist = source and target and Path(target).exists() and Path(source).exists()
+    if exist and Path(str(source)).samefile(str(target)):
         raise UserError(f"--output: {target} is the input too")
 
 
@@ -61,18 +61,18 @@ def open_input(source: str | None, experiment: Any) -> Input:
     if source is None or _special(source):
         return Input(lambda: texts_of(None, source))
     data = experiment.data
-    if named := named_source(source, data):
-        tally = data.asked(f"test of {named}")[0].tally
-        for line in tally_lines({named: tally} if len(tally) > 1 else {}):
+    if table := named_source(source, data):
+        tally = data.asked(f"test of {table}")[0].tally
+        for line in tally_lines({table: tally} if len(tally) > 1 else {}):
             print(line, file=sys.stderr)
-        return _counted(lambda: data.inputs(f"test of {named}"), source)
+        return _counted(lambda: data.inputs(f"test of {table}"), source)
     if data.lines == "tsv":
         look_for_columns(source, lines(source), data)
-    found = _counted(lambda: lines(source), source)
+    texts = _counted(lambda: lines(source), source)
     for number, text in enumerate(lines(source), 1):
         if problem := experiment.problem(text):
             raise UserError(f"--input: {source}:{number} {problem}")
-    return found
+    return texts
 
 
 def lines(source: str | None) -> Iterator[str]:
@@ -116,13 +116,13 @@ def _special(source: str) -> bool:
 
 def _counted(texts: Callable[[], Iterator[str]], name: str) -> Input:
     """The non-empty input `texts`, with count and digest."""
-    found, count = hashlib.blake2b(digest_size=16), 0
+    state, count = hashlib.blake2b(digest_size=16), 0
     for text in texts():
-        found.update(text.encode() + b"\n")
+        state.update(text.encode() + b"\n")
         count += 1
     if not count:
         raise UserError(f"--input: {name} is empty; expected one text per line")
-    return Input(texts, count, found.hexdigest())
+    return Input(texts, count, state.hexdigest())
 
 
 def one_line(text: str) -> str:

@@ -76,12 +76,12 @@ class Peer:
                 delattr(owner, last)
                 owner.register_parameter(last, torch.nn.Parameter(buffer.clone()))
         self._pad = self._model.config.pad_token_id or 0
-        named = [*self._model.named_parameters()]
-        for name, parameter in named:  # Marian's table of positions, which is computed, would learn
+        parameters = [*self._model.named_parameters()]
+        for name, parameter in parameters:  # Marian's table of positions, which is computed, would learn
             parameter.requires_grad_(name in {place.name for place in places})
         groups = [
-            {"params": [p for name, p in named if name in decays], "weight_decay": config.weight_decay},
-            {"params": [p for name, p in named if name not in decays], "weight_decay": 0.0},
+            {"params": [p for name, p in parameters if name in decays], "weight_decay": config.weight_decay},
+            {"params": [p for name, p in parameters if name not in decays], "weight_decay": 0.0},
         ]
         b1, b2, eps = (config.arguments.get(key, usual) for key, usual in USUAL.items())
         self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(b1, b2), eps=eps)

@@ -49,10 +49,10 @@ def zipped(*sweeps: list[Setting]) -> list[Setting]:
 
 
 def _merged(settings: Iterable[Setting]) -> Setting:
-    def merge(one: Setting, other: Setting) -> Setting:
-        if twice := one.keys() & other.keys():
+    def merge(a: Setting, b: Setting) -> Setting:
+        if twice := a.keys() & b.keys():
             raise UserError(f"{sorted(twice)[0]}: it is in two of the sweeps that are combined")
-        return one | other
+        return a | b
 
     return functools.reduce(merge, settings, {})
 
@@ -109,15 +109,15 @@ def names(settings: Iterable[Setting]) -> list[str]:
     settings = [dict(as_overrides(setting)) for setting in settings]
     keys = dict.fromkeys(key for setting in settings for key in setting)
     short = dict(zip(keys, map(_in_a_name, shortened(keys)), strict=True))
-    taken: list[str] = []
+    unique: list[str] = []
     for setting in settings:
         name = ",".join(f"{short[key]}={_shown(value)}" for key, value in setting.items())
         if len(name) > 200:  # file systems take 255 bytes
             name = f"{name[:180]}-{_digest(name)}"
-        if name in taken:
+        if name in unique:
             raise UserError(f"--sweep: two runs have {name}")
-        taken.append(name)
-    return taken
+        unique.append(name)
+    return unique
 
 
 def shortened(keys: Iterable[str]) -> list[str]:

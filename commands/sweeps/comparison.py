@@ -111,9 +111,9 @@ def pairs_there(a: str, b: str, metric: str) -> tuple[list[tuple[float, float]],
         rows.append(only(rows_of(runs, metric, sign, False), flag))
         lines += left_out
     paired, unpaired = pairs(rows[0], rows[1], metric, "--a", "--b")
-    _, others = pairs(rows[1], rows[0], metric, "--b", "--a")
+    _, unmatched = pairs(rows[1], rows[0], metric, "--b", "--a")
     alone = "--b has no value for the seed"
-    for reason, names in {**unpaired, alone: others[alone]}.items():
+    for reason, names in {**unpaired, alone: unmatched[alone]}.items():
         lines += listed(f"in no pair, as {reason}", names)
     every = [run for row in rows for run in row.every]
     lines += [*uncounted(rows, metric), *unfinished(every), *diverged(every, metric)]

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from commands.sweeps.rows import DIVERGED, Row, Trained
 
 
-def listed(what: str, names: Sequence[str]) -> list[str]:
+def listed(label: str, names: Sequence[str]) -> list[str]:
     """A line that counts runs and names the first, if there are any."""
     more = ", ..." if names[4:] else ""
-    return [f"{what}: {len(names)} ({', '.join(names[:4])}{more})"] if names else []
+    return [f"{label}: {len(names)} ({', '.join(names[:4])}{more})"] if names else []
 
 
 def diverged(runs: Sequence[Trained], metric: str) -> list[str]:
@@ -18,9 +18,9 @@ def diverged(runs: Sequence[Trained], metric: str) -> list[str]:
 
 def uncounted(rows: Sequence[Row], metric: str) -> list[str]:
     """Lines for runs whose value is in no mean, or in one of two with the same seed, if there are any."""
-    others = [run for row in rows for run in row.others]
-    absent = [run.path.name for run in others if not run.has(metric)]
-    earlier = [f"{run.path.name} at {run.step_of(metric)}" for run in others if run.has(metric)]
+    left_out = [run for row in rows for run in row.uncounted]
+    absent = [run.path.name for run in left_out if not run.has(metric)]
+    earlier = [f"{run.path.name} at {run.step_of(metric)}" for run in left_out if run.has(metric)]
     again = []
     for row in rows:
         seeds = [run.config.get("seed") for run in row.runs]

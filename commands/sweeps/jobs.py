@@ -48,7 +48,7 @@ class Job:
     process: subprocess.Popen | None = None
     slot: int = 0
     bar: Any = None
-    asked: str = ""  # why it was asked to stop
+    stop_reason: str = ""  # why it was asked to stop
 
     @property
     def steps(self) -> int:
@@ -101,7 +101,7 @@ class Job:
 
     def stop(self, why: str) -> None:
         """Asks the process to save a checkpoint and to end."""
-        self.asked = self.asked or why
+        self.stop_reason = self.stop_reason or why
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
@@ -219,9 +219,9 @@ class Work:
                 return
             if job.over:  # by another command
                 self.end(job, f"{job.outcome} {self.elsewhere}")
-            elif job.free and all(other.folder != job.folder for other in self.running):
-                taken = {other.slot for other in self.running}
-                job.start(min({*range(self.at_once)} - taken), self.gpus)
+            elif job.free and all(peer.folder != job.folder for peer in self.running):
+                used = {peer.slot for peer in self.running}
+                job.start(min({*range(self.at_once)} - used), self.gpus)
                 job.bar = tqdm(
                     total=job.steps, desc=job.name, leave=False, position=job.slot + 1, disable=self.silent
                 )
@@ -235,7 +235,7 @@ class Work:
         step = job.step
         job.bar.update(step - job.bar.n)
         if code is None:
-            if self.halving and not job.asked and self.halving.is_hopeless(job):
+            if self.halving and not job.stop_reason and self.halving.is_hopeless(job):
                 job.stop("hopeless")
             return
         self.running.remove(job)
@@ -243,10 +243,10 @@ class Work:
         if code == 0:
             job.record("finished")
             self.end(job, "finished")
-        elif job.asked == "hopeless":
+        elif job.stop_reason == "hopeless":
             job.record("stopped", step=step)
             self.end(job, f"stopped at step {step} of {job.steps}")
-        elif job.asked or code == 128 + signal.SIGTERM or not job.free:  # of a command that was killed
+        elif job.stop_reason or code == 128 + signal.SIGTERM or not job.free:  # of a command that was killed
             self.queue.append(job)
         else:
             self.fail(job, code)

@@ -75,9 +75,9 @@ Pair = tuple[int, float, float]
 
 
 def changes(
-    rows: Sequence[Row], others: Sequence[Trained], metric: str, sign: int, at: Sequence[str] = ()
+    rows: Sequence[Row], against: Sequence[Trained], metric: str, sign: int, at: Sequence[str] = ()
 ) -> tuple[list[Change], list[str]]:
-    """Every other row with a pair against the one that has the runs `others`, the best difference first; and
+    """Every other row with a pair against the one that has the runs `against`, the best difference first; and
     lines that say which runs are in no difference, and why. With keys `at`, whole or as in the heading of a
     table, this holds for each set of their values, in ascending order.
 
@@ -85,7 +85,7 @@ def changes(
       UserError: these are of several rows, or none has measured the metric; no other run has a seed of
         theirs, or two of a row have the same; or the runs do not differ in a key of `at`.
     """
-    paths = {run.path for run in others}
+    paths = {run.path for run in against}
     keys = [_whole(name, [*rows[0].keys]) for name in at]
     compared: list[Change] = []
     left_out: dict[str, list[str]] = {}
@@ -142,25 +142,25 @@ def _change(
     row: Row, plain: Row, metric: str, at: Sequence[str]
 ) -> tuple[Change | None, dict[str, list[str]]]:
     """A row as a change of the plain one, None without a pair; and its runs in no difference, by reason."""
-    both, left_out = pairs(plain, row, metric, "--against", "--against")
-    lost = {seed for seed, expected, value in both if math.isnan(expected) and not math.isnan(value)}
+    paired, left_out = pairs(plain, row, metric, "--against", "--against")
+    lost = {seed for seed, expected, value in paired if math.isnan(expected) and not math.isnan(value)}
     names = [run.path.name for run in row.runs if run.config["seed"] in lost]
     left_out["the --against run of the seed has diverged"] = names
-    if not both:
+    if not paired:
         return None, left_out
     same = {key: row.keys[key] for key in at}
     keys = same | {key: value for key, value in row.keys.items() if value != plain.keys[key]}
-    differences = [value - expected for seed, expected, value in both if seed not in lost]
-    return Change(keys, row.runs, row.values, differences, at=same, others=row.others), left_out
+    differences = [value - expected for seed, expected, value in paired if seed not in lost]
+    return Change(keys, row.runs, row.values, differences, at=same, uncounted=row.uncounted), left_out
 
 
 def only(rows: Sequence[Row], flag: str, hint: str = "") -> Row:
     """The row, if it is the only one. Raises `UserError` if there are several."""
     if len(rows) > 1:
         differing = [key for key in rows[0].keys if len({repr(row.keys[key]) for row in rows}) > 1]
-        named = ", ".join(shortened(differing))
+        keys = ", ".join(shortened(differing))
         raise UserError(
-            f"{flag}: its runs differ in {named}; expected runs that differ in their seed alone{hint}"
+            f"{flag}: its runs differ in {keys}; expected runs that differ in their seed alone{hint}"
         )
     return rows[0]
 
@@ -185,19 +185,19 @@ def pairs(a: Row, b: Row, metric: str, flag_a: str, flag_b: str) -> tuple[list[P
         if seed not in of_a:
             alone.append(run.path.name)
             continue
-        other, expected = of_a[seed]
-        if math.isnan(value + expected) or _as_far(run, other, metric):
+        partner, expected = of_a[seed]
+        if math.isnan(value + expected) or _as_far(run, partner, metric):
             paired.append((seed, expected, value))
         else:
-            elsewhere.append(f"{run.path.name} at {run.step_of(metric)}, not {other.step_of(metric)}")
+            elsewhere.append(f"{run.path.name} at {run.step_of(metric)}, not {partner.step_of(metric)}")
     return sorted(paired), left_out
 
 
-def _as_far(run: Trained, other: Trained, metric: str) -> bool:
+def _as_far(run: Trained, partner: Trained, metric: str) -> bool:
     """Whether two runs have measured a metric at the same place of their training."""
-    if run.steps == other.steps:
-        return run.step_of(metric) == other.step_of(metric)
-    return all(trained.last_step >= trained.steps for trained in (run, other))
+    if run.steps == partner.steps:
+        return run.step_of(metric) == partner.step_of(metric)
+    return all(trained.last_step >= trained.steps for trained in (run, partner))
 
 
 def _by_seed(row: Row, flag: str) -> dict[int, tuple[Trained, float]]:

@@ -79,12 +79,12 @@ class Row:
     keys: dict[str, Any]
     runs: list[Trained]
     values: list[float]
-    others: list[Trained] = dataclasses.field(default_factory=list, kw_only=True)
+    uncounted: list[Trained] = dataclasses.field(default_factory=list, kw_only=True)
 
     @property
     def every(self) -> list[Trained]:
         """All runs, those with a value first."""
-        return [*self.runs, *self.others]
+        return [*self.runs, *self.uncounted]
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def row_of(
         if run.has(metric) and (run.has_diverged(metric) or run.step_of(metric) == furthest)
     ]
     values = [run.best(metric, sign) if best else run.last(metric) for run in counted]
-    return Row(keys, counted, values, others=[run for run in trained if run not in counted])
+    return Row(keys, counted, values, uncounted=[run for run in trained if run not in counted])
 
 
 def rank(value: float) -> float:
@@ -153,5 +153,5 @@ def or_null(number: float) -> float | None:
 
 def label(row: Row) -> str:
     """The values of a row's keys in one line."""
-    named = zip(shortened(row.keys), row.keys.values(), strict=True)
-    return ", ".join(f"{name} {value}" for name, value in named) or row.every[0].path.name
+    pairs = zip(shortened(row.keys), row.keys.values(), strict=True)
+    return ", ".join(f"{name} {value}" for name, value in pairs) or row.every[0].path.name

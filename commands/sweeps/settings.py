@@ -28,10 +28,10 @@ def words(flag: str, text: str) -> list[str]:
         raise UserError(f"{flag}: {text!r} has {str(error).lower()}") from None
 
 
-def refuse_twice(overrides: Overrides, setting: Setting, what: str) -> None:
+def refuse_twice(overrides: Overrides, setting: Setting, kind: str) -> None:
     """Raises `UserError` for a key that is given for all runs, and differs between them."""
     if twice := {key for key, _ in overrides} & setting.keys():
-        raise UserError(f"--config.{min(twice)}: it is a key of the {what} too")
+        raise UserError(f"--config.{min(twice)}: it is a key of the {kind} too")
 
 
 def check_config_to_train(config: ConfigSource, overrides: Overrides) -> Any:

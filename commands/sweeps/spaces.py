@@ -82,21 +82,21 @@ def read_space(texts: Mapping[str, Any] | Sequence[str], types: Mapping[str, str
       UserError: another form, an empty range, the logarithm of 0, or a key in two dimensions.
     """
     pairs = texts.items() if isinstance(texts, Mapping) else (text.partition("=")[::2] for text in texts)
-    space = [_read(str(name), what, types) for name, what in pairs]
+    space = [_read(str(name), values, types) for name, values in pairs]
     keys = [key for dimension in space for key in dimension.extremes[0]]
     if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
         raise UserError(f"--search: {twice[0]} is in two of the searches")
     return space
 
 
-def _read(name: str, what: Any, types: Mapping[str, str]) -> Dimension:
-    text = f"{name}={what}"
-    match = RANGE.fullmatch(what) if isinstance(what, str) and name and "," not in name else None
+def _read(name: str, values: Any, types: Mapping[str, str]) -> Dimension:
+    text = f"{name}={values}"
+    match = RANGE.fullmatch(values) if isinstance(values, str) and name and "," not in name else None
     if match:
         log, low, high = match.groups()
         return _range(name, text, bool(log), low, high, types.get(name, ""))
     try:
-        settings = over(name, what) if isinstance(what, (list, tuple)) else read_sweep(text)
+        settings = over(name, values) if isinstance(values, (list, tuple)) else read_sweep(text)
     except UserError:
         settings = []
     if len(settings) < 2:
@@ -133,10 +133,10 @@ def check_space(space: Sequence[Dimension], check: Callable[[Setting], T]) -> li
     """
     results = []
     for dimension in space:
-        others = [[{}, *other.extremes] for other in space if other is not dimension]
+        rest = [[{}, *further.extremes] for further in space if further is not dimension]
         for setting in dimension.extremes:
             first_error = ""
-            for settings in itertools.islice(product([setting], *others), COMBINATIONS):
+            for settings in itertools.islice(product([setting], *rest), COMBINATIONS):
                 try:
                     results.append(check(settings))
                     break

@@ -51,7 +51,7 @@ def as_data(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
             "values": [*map(or_null, row.values)],
             "seeds": [run.config.get("seed") for run in row.runs],
             "runs": [str(run.path) for run in row.runs],
-            "left_out": [str(run.path) for run in row.others],
+            "left_out": [str(run.path) for run in row.uncounted],
             **row.more(),
         }
         for row in rows
@@ -87,6 +87,6 @@ def write(path: Path, rows: Sequence[Row], metric: str) -> None:
     else:
         from transformer.visualization.label_texts import in_markdown
 
-        heading, *others = ([in_markdown(cell) for cell in line] for line in table)
+        heading, *body = ([in_markdown(cell) for cell in line] for line in table)
         ruler = ["---"] * len(heading)
-        replace(path, "".join("| " + " | ".join(line) + " |\n" for line in [heading, ruler, *others]))
+        replace(path, "".join("| " + " | ".join(line) + " |\n" for line in [heading, ruler, *body]))

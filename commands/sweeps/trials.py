@@ -124,7 +124,7 @@ def read_search(flags: argparse.Namespace) -> Mapping[str, Any]:
     return result
 
 
-def open_study(path: Path, asked: dict[str, Any], metric: str) -> "optuna.Study":
+def open_study(path: Path, request: dict[str, Any], metric: str) -> "optuna.Study":
     """The study in a file, which is made if it is not there.
 
     Raises:
@@ -138,15 +138,15 @@ def open_study(path: Path, asked: dict[str, Any], metric: str) -> "optuna.Study"
     direction: Any = "maximize" if metric.startswith("-") else "minimize"
     try:
         study = optuna.create_study(storage=url, study_name=STUDY, direction=direction, load_if_exists=True)
-        before = study.user_attrs.get("asked", asked)
+        before = study.user_attrs.get("asked", request)
     except Exception as error:  # of Optuna, SQLAlchemy or SQLite
         raise UserError(f"{path}: not readable as a study of Optuna ({first_line(error)})") from None
     for key, value in before.items():
-        if value != (now := asked.get(key)):
+        if value != (now := request.get(key)):
             hint = f", or remove {path}: what has finished is not trained again"
-            named, hint = (key, hint) if key.startswith("--") else (f"config.{key}", "")
+            label, hint = (key, hint) if key.startswith("--") else (f"config.{key}", "")
             raise UserError(
-                f"--workdir: {path.parent} has another search, of {named} {value!r}, not {now!r}; choose "
+                f"--workdir: {path.parent} has another search, of {label} {value!r}, not {now!r}; choose "
                 f"another folder{hint}"
             )
     study.set_user_attr("asked", before)

@@ -35,11 +35,11 @@ class Compressors:
 
     def __call__(self, params: Params) -> dict[str, float]:
         """{"gzip": ..., "xz": ...}, or for the sources of a mixture {"stdlib/gzip": ..., ...}."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, data in self._parts().items():
             text = "".join(data.text(self._split)).encode()
-            found |= {f"{name}{kind}": bits for kind, bits in compressed(text).items()}
-        return found
+            values |= {f"{name}{kind}": bits for kind, bits in compressed(text).items()}
+        return values
 
     def _parts(self) -> dict[str, Any]:
         parts = self._experiment.data.parts(self._split)
@@ -113,12 +113,12 @@ def named_evaluators(experiment: Any, put: Put, split: str) -> dict[str, Evaluat
     return dict(_named(experiment, put, split, name) for name in experiment.config.evaluate.others)
 
 
-def _named(experiment: Any, put: Put, split: str, given: str) -> tuple[str, Evaluator]:
+def _named(experiment: Any, put: Put, split: str, entry: str) -> tuple[str, Evaluator]:
     """The name and the evaluator of "name" or "name:FILE"."""
-    name, _, file = given.partition(":")
+    name, _, file = entry.partition(":")
     if name not in EVALUATORS:
         raise UnknownMember(f"evaluate.also: {name!r} is not an evaluator; {suggest(name, EVALUATORS)}")
     if bool(file) != (name in OF_A_FILE):
         expected = f"{name}:FILE" if name in OF_A_FILE else f"{name} alone"
-        raise UserError(f"evaluate.also: {given!r}; expected {expected}")
+        raise UserError(f"evaluate.also: {entry!r}; expected {expected}")
     return name, EVALUATORS[name](experiment, put, split, *([file] if file else []))

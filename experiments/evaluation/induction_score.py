@@ -59,8 +59,8 @@ class InductionScore:
 
 def _largest(scores: dict[str, float]) -> dict[str, float]:
     """The largest score of the heads of each layer."""
-    found: dict[str, float] = {}
+    largest: dict[str, float] = {}
     for name, score in scores.items():
         layer = name.partition("_head")[0]
-        found[layer] = max(found.get(layer, 0.0), score)
-    return found
+        largest[layer] = max(largest.get(layer, 0.0), score)
+    return largest

@@ -52,12 +52,12 @@ class MultipleChoice:
     def __call__(self, params: Params) -> dict[str, float]:
         """Both accuracies, from 0 to 1."""
         pairs = [self._pair(text, choice) for text, choices, _ in self._questions for choice in choices]
-        found = iter([score.log_likelihood for score in self._experiment.score(params, pairs)])
+        scores = iter([score.log_likelihood for score in self._experiment.score(params, pairs)])
         right = []
         for _, choices, answer in self._questions:
-            log_p = np.array([next(found) for _ in choices])
+            log_p = np.array([next(scores) for _ in choices])
             chosen = log_p.argmax(), (log_p / [len(choice) for choice in choices]).argmax()
-            right.append([each == answer for each in chosen])
+            right.append([choice == answer for choice in chosen])
         self._right_n2 = np.array(right, np.float64)
         return dict(zip(self.names(params), self._right_n2.mean(axis=0).tolist(), strict=True))
 
@@ -66,9 +66,9 @@ class MultipleChoice:
         n = len(self._right_n2)
         shares = resampled(self._right_n2) / max(n, 1)
         ends = {name: interval(shares[:, i]) for i, name in enumerate(self.names(None))}
-        found = {name: interval_text(each, f"{n:,} questions") for name, each in ends.items()}
+        intervals = {name: interval_text(bounds, f"{n:,} questions") for name, bounds in ends.items()}
         chance = np.mean([1 / len(choices) for _, choices, _ in self._questions])
-        return {"measured": f"{n:,} questions; by chance {chance:.3f}"} | found
+        return {"measured": f"{n:,} questions; by chance {chance:.3f}"} | intervals
 
     def _pair(self, text: str, choice: str) -> tuple[str, str]:
         """The text and its continuation, as the experiment scores them."""
@@ -89,7 +89,7 @@ def question(source: Source, index: int) -> tuple[str, list[str], int]:
     record = source[index]
     choices: Any = record.get("choices")
     answer = record.get("answer")
-    texts = isinstance(choices, list) and all(isinstance(each, str) and each.strip() for each in choices)
+    texts = isinstance(choices, list) and all(isinstance(text, str) and text.strip() for text in choices)
     if not texts or len(choices) < 2 or len({*choices}) < len(choices):
         expected = "expected a list of two or more different texts"
         raise UserError(f"{source.place(index)}: choices {choices!r}; {expected}")

@@ -180,12 +180,12 @@ def test_settings_that_other_libraries_read_stay_with_a_model(folder, tmp_path):
         each.mkdir()
     found.save(run / "tokenizer.json")
     again = Tokenizer.load(run / "tokenizer.json")
-    assert again.kept == {"padding_side": "right", "mask_token": "<s>", "unk_token": "</s>"}
+    assert again.extras == {"padding_side": "right", "mask_token": "<s>", "unk_token": "</s>"}
     assert again.identity == found.identity
     write_tokenizer(out, again, 64)
-    assert settings_of(out).items() >= {**again.kept, "eos_token": "</s>"}.items()
+    assert settings_of(out).items() >= {**again.extras, "eos_token": "</s>"}.items()
     (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[MASK]"}))
-    assert read_tokenizer(folder, {}).kept == {}
+    assert read_tokenizer(folder, {}).extras == {}
 
 
 def test_prompts_of_a_language_model_are_padded_before_their_beginning(trained, tmp_path):

@@ -29,8 +29,8 @@ EDITS = {
         "tests/layers/attention/test_kernel_log.py",
         {
             "reasons_of_all_kernels": (
-                " for other, refusal in refusals.items() if other in OF_DEVICES)",
-                " for other, refusal in refusals.items())",
+                " for kernel, refusal in refusals.items() if kernel in OF_DEVICES)",
+                " for kernel, refusal in refusals.items())",
             ),
             "the_writer_stays": ("        WRITERS.remove(write)\n", "        pass\n"),
         },
@@ -254,7 +254,7 @@ EDITS = {
             ),
             "sink_gradient": ("dsinks_h = -jnp.sum(", "dsinks_h = jnp.sum("),
             "sinks_in_every_part": ("learned if n == 0 else (learned[0], None)", "learned"),
-            "parts_not_weighed": ("(e * one[0] + more_e * other[0])", "(one[0] + more_e * other[0])"),
+            "parts_not_weighed": ("(e * first[0] + more_e * second[0])", "(first[0] + more_e * second[0])"),
             "nan_without_keys": ("return jnp.where(total == 0, 1.0, total)", "return total"),
             "half_the_dropout": ("drop(e_bhts, self.rate, rng)", "drop(e_bhts, self.rate / 2, rng)"),
         },

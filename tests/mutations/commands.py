@@ -101,7 +101,10 @@ EDITS = {
         "tests/data/sources/test_source_names.py",
         {
             "suffix_of_the_archive": ('.removesuffix(".gz")', ""),
-            "also_where_no_file_is": ("if name and path.exists() and meant in kinds:", "if meant in kinds:"),
+            "also_where_no_file_is": (
+                "if name and path.exists() and likely in kinds:",
+                "if likely in kinds:",
+            ),
             "folders_are_files": ('place = f"{name}/*" if', "place = name if"),
         },
     ),
@@ -189,7 +192,7 @@ EDITS = {
             "two_keys_have_a_name": ("if last.count(part) > 1", "if False"),
             "dots_end_a_source": ('key.partition("data.sources.")[2]', '""'),
             "zips_are_cut": ("if len({len(sweep) for sweep in sweeps}) > 1:", "if False:"),
-            "equal_runs_are_trained_twice": ("if name in taken:", "if False:"),
+            "equal_runs_are_trained_twice": ("if name in unique:", "if False:"),
         },
     ),
     "commands/sweeps/measuring.py": (
@@ -207,7 +210,7 @@ EDITS = {
             "more_is_never_better": ('better = "more" if', 'better = "less" if'),
             "diverging_is_no_answer": ("self.verdict() or self.diverges()", "self.verdict()"),
             "the_other_diverges": ("alone = [math.isnan(b)", "alone = [math.isnan(a)"),
-            "alone_is_unsaid": ("{**unpaired, alone: others[alone]}", "unpaired"),
+            "alone_is_unsaid": ("{**unpaired, alone: unmatched[alone]}", "unpaired"),
             "several_settings": (
                 "only(rows_of(runs, metric, sign, False), flag)",
                 "rows_of(runs, metric, sign, False)[0]",
@@ -283,7 +286,7 @@ EDITS = {
             "failures_are_forgotten": ('"PRUNED" if outcome == "stopped" else "FAIL"', '"PRUNED"'),
             "nan_is_a_value": ("if math.isfinite(value):", "if True:"),
             "halving_forgets": ('elif self.halving and trial.state.name != "FAIL":', "elif False:"),
-            "any_search_goes_on": ("if value != (now := asked.get(key)):", "if (now := 0):"),
+            "any_search_goes_on": ("if value != (now := request.get(key)):", "if (now := 0):"),
             "arrays_search": (' or "SLURM_ARRAY_TASK_ID" in os.environ', ""),
         },
     ),
@@ -405,8 +408,11 @@ EDITS = {
         "tests/commands/test_table.py",
         {
             "plain_minus_changed": ("[value - expected for", "[expected - value for"),
-            "baseline_blames_the_change": ("in both if seed not in lost", "in both"),
-            "other_steps_are_a_pair": ("return run.step_of(metric) == other.step_of(metric)", "return True"),
+            "baseline_blames_the_change": ("in paired if seed not in lost", "in paired"),
+            "other_steps_are_a_pair": (
+                "return run.step_of(metric) == partner.step_of(metric)",
+                "return True",
+            ),
             "unfinished_of_other_lengths": ("return all(trained.last_step", "return any(trained.last_step"),
             "zero_is_outside": ("low > 0 or high < 0", "True"),
             "worst_first": ("sign * row.mean_difference)", "row.mean_difference)"),
@@ -452,7 +458,7 @@ EDITS = {
             "rates_fall_with_mup_too": ('if model.get("parametrization") != "mup":', "if True:"),
             "widths_are_rounded_down": ("heads = -(-depth * ", "heads = (depth * "),
             "heads_are_not_divided": ("if number % divisor == 0]", "]"),
-            "the_smallest_divisor": ("max(divisor / wanted, wanted / divisor)", "divisor / wanted"),
+            "the_smallest_divisor": ("max(divisor / ideal, ideal / divisor)", "divisor / ideal"),
             "warmup_is_not_stretched": ("max(1, round(steps * share))", "of_config"),
             "any_number_of_steps_will_do": ("if steps < LEAST_STEPS:", "if False:"),
             "products_by_two": ("self.flops_per_token / 6", "self.flops_per_token / 2"),

@@ -31,7 +31,7 @@ EDITS = {
                 "row = stream * self._each + place - self.ahead",
                 "row = place * self._streams + stream",
             ),
-            "padding_is_of_a_document": ("each if row >= 0 else each[:0]", "each"),
+            "padding_is_of_a_document": ("numbers if row >= 0 else numbers[:0]", "numbers"),
             "the_next_document": (
                 'searchsorted(self.cache.offsets, ends_b2, side="right") - 1',
                 'searchsorted(self.cache.offsets, ends_b2, side="right")',
@@ -120,8 +120,8 @@ EDITS = {
             "a_conversation_that_asks": ('or last["role"] != "assistant")', "or False)"),
             "all_tokens_learned": ("[is_answer and i < stop for", "[i < stop for"),
             "the_end_not_learned": ("stop = len(new) - new[::-1]", "stop = len(new) - 1 - new[::-1]"),
-            "any_answer_of_a_pair": ("found[: np.flatnonzero(~found)[-1]] = False", "pass"),
-            "pieces_alone": ("if both[: len(head)] == head else", "if False else"),
+            "any_answer_of_a_pair": ("marks_m[: np.flatnonzero(~marks_m)[-1]] = False", "pass"),
+            "pieces_alone": ("if joined[: len(head)] == head else", "if False else"),
             "special_tokens_from_text": ('if name in message["content"]:', "if False:"),
         },
     ),
@@ -304,7 +304,7 @@ EDITS = {
         "tests/data/cache/test_verify.py",
         {
             "content_is_not_compared": ("damage(path) or _changed(path)", "damage(path)"),
-            "all_are_deleted": ("if found := damage(path) or _changed(path):", "if found := str(path):"),
+            "all_are_deleted": ("if problem := damage(path) or _changed(path):", "if problem := str(path):"),
             "earlier_checksums_are_compared": ("len(checksums[0]) == DIGITS and", ""),
         },
     ),

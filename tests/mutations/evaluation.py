@@ -7,7 +7,7 @@ EDITS = {
             "always_a_start": ("if self._start and add_special_tokens", "if add_special_tokens"),
             "one_token_less": ("[-(self._experiment.longest + 1) :]", "[-self._experiment.longest :]"),
             "one_end": ("rolling=True, further=ends", "rolling=True"),
-            "no_room_is_left": ("prompts = (prompt[-kept:] for prompt in prompts)", "pass"),
+            "no_room_is_left": ("prompts = (prompt[-most:] for prompt in prompts)", "pass"),
             "continued_after_its_end": (
                 'return render(before, True) + last["content"]',
                 "return render(chat_history)",
@@ -60,7 +60,10 @@ EDITS = {
             "windows_by_sigmoid": ("p = jax.nn.softmax(logits", "p = jax.nn.sigmoid(logits"),
             "padding_is_a_window": ("(weights.reshape(-1) > 0).astype", "(weights.reshape(-1) >= 0).astype"),
             "parts_of_texts_weigh_one": ("jnp.asarray(shares_n))", "jnp.asarray(shares_n > 0))"),
-            "loss_of_the_prediction": ("log_p, labels[:, None], axis=-1", "log_p, found[:, None], axis=-1"),
+            "loss_of_the_prediction": (
+                "log_p, labels[:, None], axis=-1",
+                "log_p, predicted[:, None], axis=-1",
+            ),
         },
     ),
     "transformer/evaluation/mixed_likelihood.py": (
@@ -71,7 +74,7 @@ EDITS = {
                 "sum(float(term.weight) for term in counted)",
                 "[float(term.weight) for term in counted][-1]",
             ),
-            "terms_of_the_first": (" if all(name in other for other in others)", ""),
+            "terms_of_the_first": (" if all(name in part for part in rest)", ""),
         },
     ),
     "transformer/evaluation/statistics/width_powers.py": (

@@ -31,7 +31,7 @@ EDITS = {
             "start_token_not_counted": ("most = whole - 1", "most = whole"),
             "any_sequence_is_a_token": ("if len(ids) == 1)", "if ids)"),
             "start_token_not_written": ("c.max_new_tokens + 1", "c.max_new_tokens"),
-            "always_drawn": ('if said.get("do_sample"):', "if said:"),
+            "always_drawn": ('if values.get("do_sample"):', "if values:"),
         },
     ),
     "transformer/interop/hub_folder.py": (
@@ -93,7 +93,7 @@ EDITS = {
         {
             "two_of_ours_as_one": ("if value != same:", "if False:"),
             "unknown_keys_ignored": ("if not is_harmless(name, config[name])]:", "if False]:"),
-            "assumptions_not_checked": ("config[name] != wanted:", "False:"),
+            "assumptions_not_checked": ("config[name] != expected:", "False:"),
         },
     ),
     "transformer/interop/attention_keys.py": (
@@ -127,7 +127,7 @@ EDITS = {
         {
             "prompts_padded_behind": ('"right" if paired else "left"', '"right"'),
             "no_unknown_token": ('settings["unk_token"] = tokenizer.name(unknown)', ""),
-            "settings_not_written": ("json.dumps(settings | tokenizer.kept,", "json.dumps(settings,"),
+            "settings_not_written": ("json.dumps(settings | tokenizer.extras,", "json.dumps(settings,"),
             "cut_as_qwen_does": ('model_type in ("", REBUILT)', 'model_type in ("",)'),
             "targets_as_sources": (
                 "read_sentencepiece(folder / SIDES[1],",

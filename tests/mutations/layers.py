@@ -165,8 +165,8 @@ EDITS = {
             "from_the_first_row": ("+ size * within_j)", "+ within_j)"),
             "rows_of_the_next_group_too": ("jnp.where(own_s1, blocks", "jnp.where(own_s1 | True, blocks"),
             "one_factor_masked": (
-                "0) for each in padded)",
-                "0) if each is padded[0] else blocks.rows(each, j) for each in padded)",
+                "0) for rows_n in padded)",
+                "0) if rows_n is padded[0] else blocks.rows(rows_n, j) for rows_n in padded)",
             ),
             "large_blocks": ("n / (share * groups)", "n / groups"),
             "on_tpus_too": ('platform() != "tpu" and ', ""),

@@ -62,7 +62,7 @@ EDITS = {
             "columns_first": (".swapaxes(2, 3)\n", ".swapaxes(1, 2).swapaxes(2, 3)\n"),
             "mean_not_subtracted": ("- c.pixel_mean) / c.pixel_scale", "/ c.pixel_scale)"),
             "cls_last": ("[first_b1d, x_btd]", "[x_btd, first_b1d]"),
-            "cls_is_lost": ("kept = min(first, new_first)", "kept = 0"),
+            "cls_is_lost": ("count = min(first, new_first)", "count = 0"),
             "nearest_patch": (
                 '(new_side, new_side, width), "linear")',
                 '(new_side, new_side, width), "nearest")',
@@ -77,7 +77,7 @@ EDITS = {
         "tests/models/test_function.py tests/workdir/test_same_function.py",
         {
             "harmless_epsilon": ('"base_layers", "depth_exponent"),', '"base_layers", "norm_epsilon"),'),
-            "adapters_of_any_scale": ("if both else {})", "if False else {})"),
+            "adapters_of_any_scale": ("if adapted else {})", "if False else {})"),
         },
     ),
     "transformer/models/transforms/layer_kinds.py": (

@@ -16,7 +16,7 @@ EDITS = {
             ),
             "sums_not_multiplied": ("2.0 * math.prod(dot.shape) * summed", "2.0 * math.prod(dot.shape)"),
             "holes_are_inputs": ("& (at % hole == 0)", ""),
-            "all_of_an_operand_is_read": ("if others or not uses:", "if True:"),
+            "all_of_an_operand_is_read": ("if whole or not uses:", "if True:"),
             "on_the_chip_is_in_memory": ('not re.search(r"S\\([1-9]", layout)', "True"),
             "what_is_passed_on_is_written": ("- sum(in_memory(nested.result) for nested in passed_on)", ""),
             "updates_of_everything": ("- nbytes(nested.result)\n        return max", "\n        return max"),
@@ -84,7 +84,7 @@ EDITS = {
             "given_meshes_change": ('not in (value, "-1")', "is None"),
             "more_than_fits": ("if candidate.memory < FILLED * chip.usable:", "if True:"),
             "slowest_first": ('sorted(fitting, key=operator.attrgetter("seconds"))', "fitting"),
-            "one_mesh_alone": ("others[: most - len(ways)]", "[]"),
+            "one_mesh_alone": ("further[: most - len(ways)]", "[]"),
         },
     ),
     "transformer/planning/plan.py": (

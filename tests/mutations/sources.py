@@ -5,7 +5,7 @@ EDITS = {
         "tests/data/test_overlap.py tests/data/sources/test_blocks.py",
         {
             "split_by_answers": ("return value if self.split_by else before_answer(value)", "return value"),
-            "greetings_are_answers": ("if i > asked and role", "if role"),
+            "greetings_are_answers": ("if i > first and role", "if role"),
         },
     ),
     "transformer/data/sources/record_splits.py": (
@@ -26,7 +26,7 @@ EDITS = {
         "tests/data/sources/test_blocks.py::test_groups_of_rows",
         {
             "keys_of_other_rows": ("rows = rows_n.tolist()", "rows = range(len(rows_n))"),
-            "features_are_objects": ("if isinstance(each, dict)}", "if True}"),
+            "features_are_objects": ("if isinstance(value, dict)}", "if True}"),
             "categories_unread": (
                 "kind.value_type if types.is_dictionary(kind)",
                 "kind if types.is_dictionary(kind)",
@@ -56,7 +56,7 @@ EDITS = {
         {
             "blocks_without_records_have_keys": ("if with_shares and len(block_nk):", "if with_shares:"),
             "every_split_the_whole": ("belong(self._split, load", 'belong("train", load'),
-            "other_nulls_in_one_index": ("sorted(given.optional), given.rule", "given.rule"),
+            "other_nulls_in_one_index": ("sorted(options.optional), options.rule", "options.rule"),
         },
     ),
     "transformer/data/sources/line_files.py": (
@@ -129,9 +129,12 @@ EDITS = {
                 "functools.lru_cache(64)(self._find_line_ends)",
                 "self._find_line_ends",
             ),
-            "links_are_other_files": ("os.stat(path)[1:3]", "(len(named),)"),
+            "links_are_other_files": ("os.stat(path)[1:3]", "(len(by_inode),)"),
             "broken_links_are_left_out": ("if path.is_symlink() and not path.exists()]:", "if False]:"),
-            "folders_are_patterns": ("for each in (path, *path.parents)", "for each in (path.parents[-1],)"),
+            "folders_are_patterns": (
+                "for parent in (path, *path.parents)",
+                "for parent in (path.parents[-1],)",
+            ),
         },
     ),
     "transformer/data/sources/aligned_files.py": (

@@ -285,7 +285,7 @@ EDITS = {
             "any_tokenizer": ("if key in TOKENIZER or", "if"),
             "steps_in_the_past": ("if config.train.steps <= at:", "if config.train.steps < at:"),
             "another_command_goes_on": ("if not same_step or any(", "if not same_step and any("),
-            "made_in_place": ('made = RunFolder(part / "run")', "made = RunFolder(place)"),
+            "made_in_place": ('target = RunFolder(part / "run")', "target = RunFolder(place)"),
             "carry_of_other_rows": ('else ""),\n    )\n    rate', 'else "")[:0],\n    )\n    rate'),
         },
     ),
@@ -320,7 +320,10 @@ EDITS = {
         "tests/workdir/test_consistency.py",
         {
             "the_shorter_is_padded": ("bytes(row[:size]).decode()", "bytes(row).decode()"),
-            "everyone_gives_what_the_first_does": ("padded[: len(given)] = given", "padded[:1] = given[:1]"),
+            "everyone_gives_what_the_first_does": (
+                "padded[: len(encoded)] = encoded",
+                "padded[:1] = encoded[:1]",
+            ),
         },
     ),
     "commands/support/ending.py": (
@@ -437,8 +440,8 @@ EDITS = {
             ),
             "what_is_measured_later_is_left_out": ("return self._add(step, measured)", "return"),
             "shapes_not_compared": (
-                "if (found := arrays(stored)) != (wanted := arrays(abstract)):",
-                "if (found := arrays(stored)).keys() != (wanted := arrays(abstract)).keys():",
+                "if (saved := arrays(stored)) != (expected := arrays(abstract)):",
+                "if (saved := arrays(stored)).keys() != (expected := arrays(abstract)).keys():",
             ),
             "checksums_not_compared": ("and checksum != sums.get(name)", "and False"),
         },
@@ -497,7 +500,7 @@ EDITS = {
             "heads_as_matrices": ("(self.is_stacked or HIDDEN in self.names)", "True"),
             "heads_apart": ('if name == "head_dim" and i and', "if False and"),
             "tables_as_matrices": (" and names[axes[0][0]] not in LOOKED_UP", ""),
-            "counts_what_others_take": ("None if each.rule or each.frozen is True else param", "param"),
+            "counts_what_others_take": ("None if setting.rule or setting.frozen is True else param", "param"),
             "any_axes_are_a_matrix": ("if len(axes) > 2:", "if len(axes) > 9:"),
         },
     ),
@@ -520,7 +523,7 @@ EDITS = {
             ),
             "depth_only_at_the_end": ("step *= model.depth ** (model.depth_exponent - 1)", "pass"),
             "depth_twice_at_first": ("** (0.5 - model.depth_exponent)", "**-model.depth_exponent"),
-            "decay_shrinks": ("p if each.step == 1 else p / each.step", "p"),
+            "decay_shrinks": ("p if s.step == 1 else p / s.step", "p"),
             "muon_for_all": ('if kind == "muon" and not role(box.names).is_hidden:', "if False:"),
         },
     ),
@@ -531,7 +534,7 @@ EDITS = {
             "places_of_the_whole_run": (" - stage.first * stage.rows\n", "\n"),
             "end_too_late": ("if done < stage.end", "if done <= stage.end"),
             "begins_at_another_row": ("row - before)", "row)"),
-            "documents_not_cut": ("each[max(first - 1, 0) :]", "each"),
+            "documents_not_cut": ("numbers[max(first - 1, 0) :]", "numbers"),
             "never_cut": ("yield self._cut(batch, length) if length else batch", "yield batch"),
             "one_rate": (" / len(self._counted)", " / 2"),
             "first_step_counted": (
@@ -540,7 +543,7 @@ EDITS = {
             ),
             "window_never_ends": ("        self._counted = []\n        return", "        return"),
             "mean_of_rates": (
-                "sum(each / rate for each, rate in zip(tokens, rates, strict=True))",
+                "sum(count / rate for count, rate in zip(tokens, rates, strict=True))",
                 "(sum(tokens) / (sum(rates) / len(rates)))",
             ),
             "memory_of_the_first": ("self._stage is not before and", "False and"),
@@ -560,7 +563,7 @@ EDITS = {
             "wider_too": ("kind.pattern_size <= size", "False"),
             "full_stays": ('("full", "window")', '("window",)'),
             "dilation": ('(kind.pattern == "window" and kind.pattern_extra > 1)', "False"),
-            "others_lose_their_keys": ("{**config.layer_kinds[name], **each}", "{**each}"),
+            "others_lose_their_keys": ("{**config.layer_kinds[name], **keys}", "{**keys}"),
         },
     ),
     "transformer/models/transforms/mup.py": (

@@ -108,8 +108,8 @@ class SplitData(ABC):
 
     def key(self, split: str) -> str:
         """The config key that names the source of a split; "" for a split of another source."""
-        name, other = split_and_source(split)
-        if other:
+        name, source = split_and_source(split)
+        if source:
             return ""
         return "validation_source" if name != "train" and self.config.validation_source else "source"
 
@@ -120,15 +120,15 @@ class SplitData(ABC):
     def tallies(self, *splits: str) -> dict[str, dict[str, int]]:
         """Source -> its tally, of those of these splits that leave something out."""
         sources = [source for split in splits for source in self.sources(split)]
-        return {of_all_splits(each.name): {**each.tally} for each in sources if len(each.tally) > 1}
+        return {of_all_splits(source.name): {**source.tally} for source in sources if len(source.tally) > 1}
 
     def contents(self) -> dict[str, dict[str, Any]]:
         """Config key -> name -> content of the data that training reads, as in JSON."""
-        found: dict[str, dict[str, Any]] = {}
+        contents: dict[str, dict[str, Any]] = {}
         for split in ("train", "validation"):
             for source in self.sources(split):
-                found.setdefault(self.key(split), {}).update(source.content)
-        return found
+                contents.setdefault(self.key(split), {}).update(source.content)
+        return contents
 
 
 class Corpus(SplitData):
@@ -182,8 +182,8 @@ class Corpus(SplitData):
         tab."""
         sources = self.asked(split)
         for index in range(len(sources[0])):
-            first, *others = (source.text(index) for source in sources)
-            yield "\t".join([first.replace("\t", " "), *others] if others else [first])
+            first, *more = (source.text(index) for source in sources)
+            yield "\t".join([first.replace("\t", " "), *more] if more else [first])
 
     @abstractmethod
     def rows(self, split: str) -> Rows:
@@ -201,12 +201,12 @@ class Corpus(SplitData):
         """The source of one field of a split's records; `options` are those of `open_source`. With
         `validation_source` all of `source` is training data, and validation and test are from the other.
         "test of SOURCE" is the test split of another source, or all of a source without splits."""
-        c, (name, other) = self.config, split_and_source(split)
-        by = [each.strip() for each in c.split_by.split(",") if each.strip()]
-        given: dict[str, Any] = {"fields": self.fields(split), "reads": self.reads, "split_by": by} | options
-        given |= {"divide": not c.validation_source and not other, "cache_dir": c.cache_dir}
+        c, (name, source) = self.config, split_and_source(split)
+        by = [part.strip() for part in c.split_by.split(",") if part.strip()]
+        kwargs: dict[str, Any] = {"fields": self.fields(split), "reads": self.reads, "split_by": by} | options
+        kwargs |= {"divide": not c.validation_source and not source, "cache_dir": c.cache_dir}
         with key_in_errors(self.key(split)):
-            return open_source(self.location(split), name, field=field, **given)
+            return open_source(self.location(split), name, field=field, **kwargs)
 
     def division(self) -> list[str]:
         """Lines on how a source without splits is split, on what is left out of files, and on what training
@@ -253,10 +253,10 @@ class Corpus(SplitData):
 
     def _learn_tokenizer(self, kind: TokenizerKind) -> Tokenizer:
         name, size, sources = self.config.tokenizer, self.config.vocab_size, self.sources("train")
-        given, changes = [source.identity for source in sources], self._normalization
+        identities, changes = [source.identity for source in sources], self._normalization
         # The names of those that are on, so that tokenizers cached without any keep their keys.
         more = [*filter(changes.get, changes), *filter(None, [kind.code])]
-        key = digest(given, name, size if kind.least_size else 0, *more)
+        key = digest(identities, name, size if kind.least_size else 0, *more)
 
         def build(new: Path) -> None:
             texts = itertools.chain.from_iterable(source.texts() for source in sources)

@@ -7,7 +7,7 @@ WRITTEN = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 def escape(text: str) -> str:
     """The text with line breaks, carriage returns, tabs and backslashes as \\n, \\r, \\t and \\\\."""
-    return re.sub(r"[\\\n\r\t]", lambda found: WRITTEN[found[0]], text)
+    return re.sub(r"[\\\n\r\t]", lambda match: WRITTEN[match[0]], text)
 
 
 def in_a_line(name: str) -> str:
@@ -18,4 +18,4 @@ def in_a_line(name: str) -> str:
 def unescape(line: str) -> str:
     """The inverse of `escape`; other backslashes are kept."""
     read = {written: character for character, written in WRITTEN.items()}
-    return re.sub(r"\\[nrt\\]", lambda found: read[found[0]], line)
+    return re.sub(r"\\[nrt\\]", lambda match: read[match[0]], line)

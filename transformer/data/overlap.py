@@ -43,11 +43,11 @@ def _write(source: Source, new: Path) -> None:
 
 
 def _hash(source: Source, index: int) -> int:
-    found, blank = hashlib.blake2b(digest_size=8), True
+    state, blank = hashlib.blake2b(digest_size=8), True
     for piece in source.pieces(index):  # a document may be larger than memory
-        found.update(text := piece.strip().encode("utf-8", "surrogatepass"))
+        state.update(text := piece.strip().encode("utf-8", "surrogatepass"))
         blank = blank and not text
-    return BLANK if blank else int.from_bytes(found.digest())
+    return BLANK if blank else int.from_bytes(state.digest())
 
 
 def shared(data: Any) -> tuple[np.ndarray, Callable[[int], str]]:
@@ -81,7 +81,7 @@ def _counted(shared_n: np.ndarray) -> str:
 def _common(contents: Mapping[str, Mapping[str, Any]]) -> str:
     """The files that training and validation both read."""
     of_training = [
-        each for key, files in contents.items() if key != "validation_source" for each in files.values()
+        content for key, files in contents.items() if key != "validation_source" for content in files.values()
     ]
     files = contents.get("validation_source", {}).items()
     names = [name for name, content in files if content in of_training]

@@ -16,13 +16,13 @@ def suggest_kind(name: str, kinds: Iterable[str]) -> str:
     reads it, for a misspelt kind the right one, otherwise all kinds."""
     kinds, path = tuple(kinds), Path(name).expanduser()
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    meant, place = KIND_OF.get(suffix, "text"), name
+    likely, place = KIND_OF.get(suffix, "text"), name
     if path.is_dir():
         is_saved = any((path / file).is_file() for file in SAVED)
-        meant = "folder" if "folder" in kinds else "hf" if is_saved else "text"
-        place = f"{name}/*" if meant == "text" else name
-    if name and path.exists() and meant in kinds:
-        return f"did you mean '{meant}:{place}'?"
+        likely = "folder" if "folder" in kinds else "hf" if is_saved else "text"
+        place = f"{name}/*" if likely == "text" else name
+    if name and path.exists() and likely in kinds:
+        return f"did you mean '{likely}:{place}'?"
     kind, colon, rest = name.partition(":")
     if near := get_close_matches(kind, kinds, n=1):
         return f"did you mean '{near[0]}{colon}{rest}'?"

@@ -70,7 +70,7 @@ def beam_search(
     stops at its first end, which is greedy decoding.
     Source: Wu et al. 2016 (GNMT), section 7, equation 14, with c = 5, without its coverage penalty.
     """
-    batch, kept = tokens_bt.shape[0], beam_size if n_best is None else n_best
+    batch, num_best = tokens_bt.shape[0], beam_size if n_best is None else n_best
     limit_b1 = jnp.full(batch, max_new_tokens) if limits_b is None else jnp.clip(limits_b, 1, max_new_tokens)
     limit_b1 = limit_b1[:, None]
 
@@ -87,8 +87,8 @@ def beam_search(
         counts_bm = final_bm & (jnp.arange(scores_bm.shape[1]) < beam_size)
         finished = Hypotheses(jnp.where(counts_bm, normalized(scores_bm, length), -jnp.inf), tokens_bmn)
         # Earlier finished hypotheses come first, so they win ties.
-        pool = jax.tree.map(lambda *each: jnp.concatenate(each, axis=1), best, finished)
-        _, places_bk = jax.lax.top_k(pool.scores_bk, kept)
+        pool = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), best, finished)
+        _, places_bk = jax.lax.top_k(pool.scores_bk, num_best)
         best = _take(pool, places_bk)
 
         going_on = Hypotheses(jnp.where(final_bm, -jnp.inf, scores_bm), tokens_bmn)
@@ -121,7 +121,7 @@ def beam_search(
     first_k = jnp.where(jnp.arange(beam_size) == 0, 0.0, -jnp.inf)
     first_bk = jnp.broadcast_to(first_k, (batch, beam_size))
     live = Hypotheses(first_bk, jnp.full((batch, beam_size, max_new_tokens), eos_id, jnp.int32))
-    best = Hypotheses(jnp.full((batch, kept), -jnp.inf), live.tokens_bkn[:, :kept])
+    best = Hypotheses(jnp.full((batch, num_best), -jnp.inf), live.tokens_bkn[:, :num_best])
     logits_bkv = jnp.broadcast_to(logits_bv[:, None], (batch, beam_size, logits_bv.shape[-1]))
     state = jnp.int32(1), *grow(0, live, best, logits_bkv), stepper.repeat(cache, beam_size)
     for before, room in itertools.pairwise([0, *rooms]):
@@ -206,7 +206,7 @@ def translate(
     while window := list(itertools.islice(remaining, 16 * batch_size)):
         rows = [shorten(source, max_source_length) for source in window]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        found: dict[int, list[tuple[list[int], float]]] = {}
+        by_row: dict[int, list[tuple[list[int], float]]] = {}
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             padded = [rows[i] for i in fill(batch, batch_size)]
@@ -228,12 +228,12 @@ def translate(
                 n_best=config.n_best,
             )
             for i, *best in zip(batch, *map(on_host, results), strict=False):
-                found[i] = [
+                by_row[i] = [
                     (tokens[:length].tolist(), float(score))
                     for tokens, length, score in zip(*best, strict=True)
                     if score > -np.inf
                 ]
-        yield from (found[i] for i in range(len(rows)))
+        yield from (by_row[i] for i in range(len(rows)))
 
 
 def shorten(source: Sequence[int], longest: int) -> list[int]:

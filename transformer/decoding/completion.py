@@ -58,10 +58,10 @@ class ContextWindow:
         """The tokens that end a completion, as the decoding loop takes them."""
         return jnp.array([self.eos_id, *self.further], jnp.int32) if self.further else self.eos_id
 
-    def room(self, read: int, wanted: int) -> int:
-        """The number of `wanted` new tokens that can be drawn after `read` tokens; the last token in a
+    def room(self, read: int, count: int) -> int:
+        """The number of `count` new tokens that can be drawn after `read` tokens; the last token in a
         rolling window is never read."""
-        return min(wanted, self.length + 1 - read) if self.rolling else wanted
+        return min(count, self.length + 1 - read) if self.rolling else count
 
 
 @dataclass

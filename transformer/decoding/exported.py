@@ -31,9 +31,9 @@ def export(stepper: Stepper, batch: int, length: int, room: int, platforms: Sequ
     """Exports a stepper for `batch` rows of right-padded prompts of at most `length` tokens and `room` new
     ones, for platforms of JAX ("cpu", "cuda", "rocm", "tpu"), by default the present one. Call it without a
     mesh."""
-    named, tree = jax.tree_util.tree_flatten_with_path(stepper)
-    weights = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in named}
-    assert len(weights) == len(named), "two weights have one name"
+    entries, tree = jax.tree_util.tree_flatten_with_path(stepper)
+    weights = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
+    assert len(weights) == len(entries), "two weights have one name"
     tokens_bt = jax.ShapeDtypeStruct((batch, length), jnp.int32)
     tokens_b = jax.ShapeDtypeStruct((batch,), jnp.int32)
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in weights.values()]

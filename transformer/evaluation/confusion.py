@@ -15,8 +15,8 @@ def f1_scores(confusion_cc: np.ndarray) -> np.ndarray:
     """F1 = 2 TP / (2 TP + FP + FN) of each class, from counts (label, prediction); 0 for a class that neither
     occurs nor is predicted."""
     hits = np.diag(confusion_cc)
-    both = confusion_cc.sum(axis=0) + confusion_cc.sum(axis=1)
-    return np.divide(2 * hits, both, out=np.zeros(len(hits)), where=both > 0)
+    counts_c = confusion_cc.sum(axis=0) + confusion_cc.sum(axis=1)
+    return np.divide(2 * hits, counts_c, out=np.zeros(len(hits)), where=counts_c > 0)
 
 
 def macro_f1(confusion_cc: np.ndarray) -> float:

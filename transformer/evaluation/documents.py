@@ -66,17 +66,17 @@ def document_losses(experiment: Objective, params: Params, put: Put, loader: Any
 
 
 def _of_targets(
-    records: Sequence[np.ndarray], segments: np.ndarray, weights: np.ndarray, microbatches: int
+    records: Sequence[np.ndarray], segments: np.ndarray, weights: np.ndarray, per_record: int
 ) -> np.ndarray | None:
     """The record of each target, in the shape of `weights`, by the records of the segments of each row: of
-    its token or, for a target of `each` segments of a row, of these; -1 where there is none. None if the
-    targets are neither."""
+    its token or, for a target of `per_record` segments of a row, of these; -1 where there is none. None if
+    the targets are neither."""
     if weights.shape == segments.shape:
         number_bt = segments.astype(int) - 1
         return np.stack([np.append(own, -1)[row] for own, row in zip(records, number_bt, strict=True)])
     numbers = np.full(weights.shape, -1).reshape(len(weights), -1)
     for row, own in enumerate(records):
-        if len(of_row := own[::microbatches]) > numbers.shape[1]:
+        if len(of_row := own[::per_record]) > numbers.shape[1]:
             return None
         numbers[row, : len(of_row)] = of_row
     return numbers.reshape(weights.shape)

@@ -109,11 +109,11 @@ class WordVectors:
         """The counts of each section. A question is correct if d is the nearest word to b - a + c except a, b
         and c; questions with an unknown word are not covered."""
         answers = {}
-        for section, asked in questions.items():
+        for section, analogies in questions.items():
             known = np.array(
                 [
                     [self._place(word) for word in question]
-                    for question in asked
+                    for question in analogies
                     if all(word in self for word in question)
                 ]
             ).reshape(-1, 4)
@@ -123,7 +123,7 @@ class WordVectors:
                 cosine_qv = (self.units[b_q] - self.units[a_q] + self.units[c_q]) @ self.units.T
                 np.put_along_axis(cosine_qv, np.stack([a_q, b_q, c_q], axis=1), -np.inf, axis=1)
                 right += int(np.sum(cosine_qv.argmax(axis=1) == d_q))
-            answers[section] = Answers(len(asked), len(known), right)
+            answers[section] = Answers(len(analogies), len(known), right)
         return answers
 
     def _place(self, word: str) -> int:
@@ -198,10 +198,10 @@ def states_of(
     are at most `most` tokens.
     """
     ids, spans = tokenizer.encode_with_spans(text)
-    kept = min(len(ids), most - len(before) - len(after))
-    tokens = [*before, *ids[:kept], *after]
+    count = min(len(ids), most - len(before) - len(after))
+    tokens = [*before, *ids[:count], *after]
     place_t = np.arange(min(-(-len(tokens) // PAD_TO) * PAD_TO, most))
     tokens_t = np.zeros(len(place_t), np.int32)
     tokens_t[: len(tokens)] = tokens
     x_btd = hidden(tokens_t[None], (place_t < len(tokens)).astype(np.int32)[None])
-    return spans[:kept], on_host(x_btd)[0, len(before) : len(before) + kept].astype(np.float32)
+    return spans[:count], on_host(x_btd)[0, len(before) : len(before) + count].astype(np.float32)

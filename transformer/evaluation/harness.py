@@ -123,9 +123,9 @@ class HarnessModel(TemplateLM):
         sampled, temperature = settings.pop("do_sample"), float(settings.pop("temperature", 0.0))
         limit, until = settings.pop("max_gen_toks"), settings.pop("until")
         filters = {name: type(off)(settings.pop(name, off)) for name, (_, off) in FILTERS.items()}
-        if other := [f"{name}={value!r}" for name, value in settings.items() if value != IDLE.get(name)]:
+        if unread := [f"{name}={value!r}" for name, value in settings.items() if value != IDLE.get(name)]:
             read = ", ".join(["until", "max_gen_toks", "do_sample", "temperature", *filters])
-            raise UserError(f"generation_kwargs: {', '.join(other)} cannot be followed; read are {read}")
+            raise UserError(f"generation_kwargs: {', '.join(unread)} cannot be followed; read are {read}")
         config = dataclasses.replace(
             self._experiment.config.sample,
             temperature=(temperature or 1.0) if sampled else 0.0,
@@ -136,8 +136,8 @@ class HarnessModel(TemplateLM):
         )
         longest, ends = self._experiment.longest, self._experiment.ends
         window = ContextWindow(self.eot_token_id, longest, rolling=True, further=ends)
-        kept = max(0, longest - limit)  # 0: there is no room for all new tokens, and the window rolls
-        prompts = (prompt[-kept:] for prompt in prompts)
+        most = max(0, longest - limit)  # 0: there is no room for all new tokens, and the window rolls
+        prompts = (prompt[-most:] for prompt in prompts)
         stepper = self._experiment.stepper(self._params)
         generator = TextGenerator(stepper, self._tokenizer, config, window, continues=True)
         return [text for (text,) in generator.generate(prompts, jax.random.key(0))]

@@ -71,5 +71,5 @@ class MixedLikelihood:
 
 def _common(parts: Iterable[Collection[str]]) -> list[str]:
     """The names that all parts have, in the order of the first."""
-    first, *others = parts
-    return [name for name in first if all(name in other for other in others)]
+    first, *rest = parts
+    return [name for name in first if all(name in part for part in rest)]

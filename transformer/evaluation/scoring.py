@@ -53,8 +53,8 @@ def tokens_and_prompt_length(tokenizer: Tokenizer, text: str, continuation: str)
       UserError: the continuation adds no token.
     """
     whole = tokenizer.encode(text + continuation)
-    for kept in (text, text.rstrip()):
-        head = tokenizer.encode(kept)
+    for head_text in (text, text.rstrip()):
+        head = tokenizer.encode(head_text)
         if whole[: len(head)] == head:
             break
     if whole in (head, []):

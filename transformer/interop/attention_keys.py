@@ -43,9 +43,9 @@ def read_rope(rope: Any, theta: Any, max_length: Any) -> dict[str, Any]:
         raise UserError(f"rope_type: {kind!r}; expected one of {', '.join(map(repr, SCALINGS))}")
     scaling, known = SCALINGS[kind]
     for name, value in rope.items():
-        wanted = known.get(name, 1.0 if name == "partial_rotary_factor" else None)
-        if name not in ANY and value is not None and value != wanted:
-            raise UserError(f"rope_parameters.{name}: {value!r} of {kind!r}; expected {wanted!r}")
+        expected = known.get(name, 1.0 if name == "partial_rotary_factor" else None)
+        if name not in ANY and value is not None and value != expected:
+            raise UserError(f"rope_parameters.{name}: {value!r} of {kind!r}; expected {expected!r}")
     keys = {"position_base": positive_number(rope, "rope_theta", theta)}
     factor = rope.get("factor")
     if scaling == "none" or factor == 1:

@@ -155,12 +155,12 @@ class Family:
         """
         if unknown := [name for name in self.foreign(config) if not is_harmless(name, config[name])]:
             shown = ", ".join(f"{shown_key(name)}: {_short(config[name])}" for name in unknown)
-            what = f"{shown} {'have' if unknown[1:] else 'has'} no meaning here for {self.model_type!r}"
+            problem = f"{shown} {'have' if unknown[1:] else 'has'} no meaning here for {self.model_type!r}"
             flag = f"--mode=import --ignore={brief(','.join(map(shown_key, unknown)), 200)}"
-            raise UserError(f"{what}; if it cannot change the function, {flag} leaves it out")
-        for name, wanted in self.assumed.items():
-            if config.get(name) is not None and config[name] != wanted:
-                raise UserError(f"{name}: {_short(config[name])}; only {wanted!r} is known here")
+            raise UserError(f"{problem}; if it cannot change the function, {flag} leaves it out")
+        for name, expected in self.assumed.items():
+            if config.get(name) is not None and config[name] != expected:
+                raise UserError(f"{name}: {_short(config[name])}; only {expected!r} is known here")
         return dict(self.fixed) | {key.ours: key.read(config) for key in self.keys} | self.read(config)
 
     @property
@@ -188,13 +188,13 @@ class Family:
         """Each key of ours that such models do not have, with what they have."""
         ours = {key.ours for key in self.keys} | {*self.written} | {*model.own, "vocab_multiple"}
         idle = {name for name, _, _, why in idle_keys(model) if why}
-        for each in dataclasses.fields(model):
-            value, name = getattr(model, each.name), each.name
+        for item in dataclasses.fields(model):
+            value, name = getattr(model, item.name), item.name
             if name in ours or name in idle:
                 continue
-            wanted = self.fixed[name] if name in self.fixed else _default(each)
-            if value != wanted:
-                yield f"model.{name}: {_short(value)}, {self.model_type!r} has {wanted!r}"
+            expected = self.fixed[name] if name in self.fixed else _default(item)
+            if value != expected:
+                yield f"model.{name}: {_short(value)}, {self.model_type!r} has {expected!r}"
         written: dict[str, tuple[Key, Any]] = {}
         for key in self.keys:
             try:
@@ -202,10 +202,10 @@ class Family:
             except UserError as error:
                 yield str(error)
                 continue
-            other, same = written.setdefault(key.theirs, (key, value))
+            earlier, same = written.setdefault(key.theirs, (key, value))
             if value != same:
-                both = (f"model.{each.ours}: {getattr(model, each.ours)!r}" for each in (key, other))
-                yield f"{' with '.join(both)}; such models have one {key.theirs}"
+                values = (f"model.{k.ours}: {getattr(model, k.ours)!r}" for k in (key, earlier))
+                yield f"{' with '.join(values)}; such models have one {key.theirs}"
 
 
 def shown_key(name: str) -> str:

@@ -52,34 +52,34 @@ class Generation:
     def search(self, longest: int) -> dict[str, Any]:
         """The keys of our group `generate` for an encoder-decoder that writes at most `longest` tokens:
         beam search as its values say, by default greedy."""
-        said = self.values
-        search = {"beam_size": said.get("num_beams") or 1, "length_offset": 0.0}
-        alpha, most, whole = (said.get(key) for key in ("length_penalty", "max_new_tokens", "max_length"))
+        values = self.values
+        search = {"beam_size": values.get("num_beams") or 1, "length_offset": 0.0}
+        alpha, most, whole = (values.get(key) for key in ("length_penalty", "max_new_tokens", "max_length"))
         if not most and type(whole) is int:
             most = whole - 1  # it counts the start token
         search["max_new_tokens"] = min(most, longest) if type(most) is int and most > 0 else min(longest, 128)
         never = (ids[0] for ids in self._banned if len(ids) == 1)
-        search["suppress"] = self._names([*as_list(said.get("suppress_tokens")), *never])
+        search["suppress"] = self._names([*as_list(values.get("suppress_tokens")), *never])
         return search | {"length_penalty": 1.0 if alpha is None else alpha}
 
     @property
     def sampling(self) -> dict[str, Any]:
         """The keys of our group `sample` for a language model: the further tokens that end a text, and if
         tokens are drawn, how, with the defaults of transformers."""
-        said = self.values
+        values = self.values
         sampling: dict[str, Any] = {"end_tokens": ends} if (ends := self.end_tokens) else {}
-        if said.get("do_sample"):
-            sampling |= {key: value_or(said, key, default) for key, default in DRAWING.items()}
+        if values.get("do_sample"):
+            sampling |= {key: value_or(values, key, default) for key, default in DRAWING.items()}
         return sampling
 
     @property
     def unfollowed(self) -> list[str]:
         """The values that are not followed here, and change what is written."""
         more = [ids for ids in self._banned if len(ids) > 1 or not self.paired]
-        said = {**self.values, "bad_words_ids": more}
-        others = {"do_sample": False} if self.paired else {"suppress_tokens": None, "num_beams": 1}
-        off = UNFOLLOWED | others
-        settings = ((key, said.get(key)) for key in off)
+        values = {**self.values, "bad_words_ids": more}
+        defaults = {"do_sample": False} if self.paired else {"suppress_tokens": None, "num_beams": 1}
+        off = UNFOLLOWED | defaults
+        settings = ((key, values.get(key)) for key in off)
         return [
             f"{key}={brief(repr(value), 60)}" for key, value in settings if value not in (None, [], off[key])
         ]

@@ -61,9 +61,9 @@ class HubFolder:
         """Remarks for its user: keys that are left out, and labels that are told apart by numbers."""
         names = {*self._names} if self.labels else set()
         numbers = [label for label in self.labels or () if label not in names]
-        said = {"ignored": map(shown_key, self.ignored), "classes of one name": map(repr, numbers)}
-        lines = {what: brief(", ".join(names), 1000) for what, names in said.items()}
-        return [f"{CONFIG}: {what}: {names}" for what, names in lines.items() if names]
+        groups = {"ignored": map(shown_key, self.ignored), "classes of one name": map(repr, numbers)}
+        lines = {label: brief(", ".join(names), 1000) for label, names in groups.items()}
+        return [f"{CONFIG}: {label}: {names}" for label, names in lines.items() if names]
 
     def _family(self, heads: tuple[Family, ...]) -> Family:
         """The family of the class in "architectures", without it the first."""
@@ -130,8 +130,8 @@ class HubFolder:
     @functools.cached_property
     def generation(self) -> Generation:
         """Its settings of generation."""
-        said = self.config | read_object(self.path / self.generation_file)
-        return Generation(said, self.tokenizer, self.family.paired)
+        values = self.config | read_object(self.path / self.generation_file)
+        return Generation(values, self.tokenizer, self.family.paired)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

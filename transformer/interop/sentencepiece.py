@@ -162,9 +162,9 @@ def _build(pieces: Sequence[Piece], trained: dict[int, Any], normal: dict[int, A
     backend.normalizer = _normalizer(normal)
     # The name of a piece that stands for no text is cut after its first letter, so that no text has it.
     foreign = any(piece.text.startswith(FOREIGN) for piece in pieces)
-    others = [piece.text for piece in pieces if piece.type != NORMAL and piece.text]
+    special = [piece.text for piece in pieces if piece.type != NORMAL and piece.text]
     names = [
-        f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in others if not text.startswith(FOREIGN)
+        f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in special if not text.startswith(FOREIGN)
     ]
     names += [FOREIGN] if foreign else []
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(names)), "isolated")

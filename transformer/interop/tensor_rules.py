@@ -100,15 +100,15 @@ def places(
       UserError: a parameter that no rule names, or one that the model does not have.
     """
     by_name: dict[str, Place] = {}
-    named: dict[str, str] = {}
+    by_path: dict[str, str] = {}
     for rule in rules:
         for path in rule.paths:
             if path not in shapes:
                 raise UserError(f"{rule.theirs}: this model has no parameter {path}")
-            assert path not in named, f"{path}: a second rule"
-            named[path] = rule.theirs
+            assert path not in by_path, f"{path}: a second rule"
+            by_path[path] = rule.theirs
         by_name |= {place.name: place for place in _of_rule(rule, shapes[rule.paths[0]], vocab_size)}
-    if lacking := [path for path in shapes if path not in named]:
+    if lacking := [path for path in shapes if path not in by_path]:
         raise UserError(f"{lacking[0]}: no tensor of this family is this parameter")
     return by_name
 
@@ -146,7 +146,7 @@ def _groups(side: str) -> tuple[tuple[str, ...], ...]:
 
 
 def compare(
-    stored: Mapping[str, Any], wanted: Mapping[str, Place], ignored: Sequence[str], where: object
+    stored: Mapping[str, Any], expected: Mapping[str, Place], ignored: Sequence[str], where: object
 ) -> None:
     """Checks that the tensors of a model, name -> anything with a `shape`, are those of the rules, besides
     names that match one of the regular expressions `ignored`.
@@ -154,12 +154,12 @@ def compare(
     Raises:
       UserError: a tensor is missing, unknown, or of another shape.
     """
-    if lacking := [name for name in wanted if name not in stored]:
+    if lacking := [name for name in expected if name not in stored]:
         raise UserError(f"{where}: it lacks {_some(lacking)}")
-    extra = [name for name in stored if name not in wanted and not _any(ignored, name)]
+    extra = [name for name in stored if name not in expected and not _any(ignored, name)]
     if extra:
         raise UserError(f"{where}: it has {_some(extra)}, which this family does not have")
-    for name, place in wanted.items():
+    for name, place in expected.items():
         if tuple(stored[name].shape) != place.shape:
             shapes = f"{list(stored[name].shape)}; config.json makes it {list(place.shape)}"
             raise UserError(f"{where}: {name} has the shape {shapes}")

@@ -62,11 +62,11 @@ class Tensor:
             return np.zeros(self.shape, self.dtype)
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
 
-    def equals(self, other: "Tensor") -> bool:
+    def equals(self, tensor: "Tensor") -> bool:
         """Whether the values of two arrays are equal; of each a few rows at a time are in memory."""
         parts = (slice(i, i + 1024) for i in range(0, self.shape[0] if self.shape else 0, 1024))
-        return self.shape == other.shape and all(
-            np.array_equal(self.open()[part], other.open()[part]) for part in parts
+        return self.shape == tensor.shape and all(
+            np.array_equal(self.open()[part], tensor.open()[part]) for part in parts
         )
 
 
@@ -81,8 +81,8 @@ def open_tensors(folder: Path) -> dict[str, Tensor]:
         return read_header(folder / WHOLE)
     if (folder / INDEX).is_file():
         return _read_shards(folder / INDEX)
-    others = [path.name for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".pt", ".pth", ".h5")]
-    why = f"; {others[0]} is not read: such a file can run code, save it as safetensors" if others else ""
+    unread = [path.name for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".pt", ".pth", ".h5")]
+    why = f"; {unread[0]} is not read: such a file can run code, save it as safetensors" if unread else ""
     raise UserError(f"{folder}: there is no {WHOLE} and no {INDEX}{why}")
 
 
@@ -128,8 +128,8 @@ def read_header(path: Path) -> dict[str, Tensor]:
     end = 8 + length
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if tensor.offset != end:
-            what = "overlaps another tensor" if tensor.offset < end else "leaves a gap before it"
-            raise UserError(f"{path}: {_short(name)} {what}")
+            problem = "overlaps another tensor" if tensor.offset < end else "leaves a gap before it"
+            raise UserError(f"{path}: {_short(name)} {problem}")
         end += tensor.nbytes
     if end != size:
         raise UserError(f"{path}: {size - end:,} bytes after the last tensor")

@@ -15,8 +15,8 @@ from transformer.interop.tensor_rules import Place
 from transformer.interop.tensors import Output, Tensor
 
 
-def load(places: Mapping[str, Place], tensors: Mapping[str, Tensor], wanted: Any) -> Any:
-    """The parameters of the tree `wanted` of `jax.ShapeDtypeStruct`s, of its types and with its shardings.
+def load(places: Mapping[str, Place], tensors: Mapping[str, Tensor], tree: Any) -> Any:
+    """The parameters of the `tree` of `jax.ShapeDtypeStruct`s, of its types and with its shardings.
 
     One tensor is mapped at a time, the largest first; of it each device gets its part. So there is never more
     in memory than the parameters and one tensor.
@@ -24,7 +24,7 @@ def load(places: Mapping[str, Place], tensors: Mapping[str, Tensor], wanted: Any
     Raises:
       UserError: a tensor has a value that is not finite.
     """
-    abstract = traverse_util.flatten_dict(wanted, sep="/")
+    abstract = traverse_util.flatten_dict(tree, sep="/")
     arrays: dict[str, jax.Array] = {}
     for place in sorted(places.values(), key=lambda place: -tensors[place.name].nbytes):
         for part, path in enumerate(place.paths):

@@ -39,8 +39,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     """
     backend, of_targets = _backend(folder), _targets(folder)
     ids = {role: _first(config.get(f"{role}_id")) for role in ROLES}
-    named = {role: backend.id_to_token(i) for role, i in ids.items() if i is not None}
-    special = {role: name for role, name in named.items() if name is not None}
+    names = {role: backend.id_to_token(i) for role, i in ids.items() if i is not None}
+    special = {role: name for role, name in names.items() if name is not None}
     special |= special_in(settings_beside(folder / "tokenizer.json"), backend)
     if (start := _first(config.get(DECODER_START))) is not None and (name := backend.id_to_token(start)):
         special["bos_token"] = name  # of encoder-decoders, whose sources have no start token
@@ -190,9 +190,9 @@ def write_tokenizer(
     if tokenizer.targets is not tokenizer:
         (folder / TARGETS).write_text(tokenizer.targets.content, encoding="utf-8")
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-    named = {role: tokenizer.name(i) for role, i in ids.items()}
+    names = {role: tokenizer.name(i) for role, i in ids.items()}
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
-    settings |= named
+    settings |= names
     settings["clean_up_tokenization_spaces"] = False  # before version 5 decoding turned " ." into "."
     # Prompts of a batch are continued at their end. CTranslate2 asks for a token for unknown text, also where
     # every text is known; GPT-2 names the same one.
@@ -202,7 +202,7 @@ def write_tokenizer(
     if not paired and model_type in ("", REBUILT):
         settings["auto_map"] = {"AutoTokenizer": [None, f"{Path(AS_WRITTEN).stem}.AsWritten"]}
         (folder / AS_WRITTEN).write_text(AS_WRITTEN_CODE, encoding="utf-8")
-    text = json.dumps(settings | tokenizer.kept, ensure_ascii=False, indent=2)
+    text = json.dumps(settings | tokenizer.extras, ensure_ascii=False, indent=2)
     (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
     return {f"{role}_id": i for role, i in ids.items()} | (
         {DECODER_START: tokenizer.bos_id} if paired else {}

@@ -91,17 +91,17 @@ def write_encoder_tokenizer(
     takes = {special.name(special.mask)} if takes_space(tokenizer) else {*()}
     backend.add_special_tokens([tokenizers.AddedToken(name, lstrip=name in takes) for name in missing])
     ids = {"cls_token": special.cls, "sep_token": special.sep, "mask_token": special.mask}
-    named = {role: str(backend.id_to_token(i)) for role, i in ids.items()}
+    names = {role: str(backend.id_to_token(i)) for role, i in ids.items()}
     if added_around(backend) != ([special.cls], [special.sep]):
-        known = {named[role]: i for role, i in ids.items()}
-        backend.post_processor = _template(known, named["cls_token"], named["sep_token"])
+        known = {names[role]: i for role, i in ids.items()}
+        backend.post_processor = _template(known, names["cls_token"], names["sep_token"])
     backend.save(str(folder / "tokenizer.json"))
-    named["pad_token"] = tokenizer.name(tokenizer.pad_id)
+    names["pad_token"] = tokenizer.name(tokenizer.pad_id)
     if tokenizer.unknown_id is not None:
-        named["unk_token"] = tokenizer.name(tokenizer.unknown_id)
+        names["unk_token"] = tokenizer.name(tokenizer.unknown_id)
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     own = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
-    settings = own | {"model_input_names": inputs} | tokenizer.kept | named
+    settings = own | {"model_input_names": inputs} | tokenizer.extras | names
     text = json.dumps(settings, ensure_ascii=False, indent=2)
     (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
     return {"bos_token_id": special.cls, "eos_token_id": special.sep, "pad_token_id": tokenizer.pad_id}

@@ -87,8 +87,8 @@ class Block(nn.Module):
         if self.dropout:
             y_btd = nn.Dropout(self.dropout, name=f"{name}_dropout")(y_btd, deterministic=not train)
         if y_btd.shape != x_btd.shape:  # a width or a length of 1 would be broadcast
-            given = f"{name}: norm and {type(getattr(self, name, self.mixer)).__name__} return {y_btd.shape}"
-            raise UserError(f"{given} for {x_btd.shape}; expected the same shape")
+            error = f"{name}: norm and {type(getattr(self, name, self.mixer)).__name__} return {y_btd.shape}"
+            raise UserError(f"{error} for {x_btd.shape}; expected the same shape")
         y_btd = y_btd.astype(x_btd.dtype)  # residuals are of one type, whatever modules return
         # First as it is computed: else XLA would gather what it is a product of, over `context`.
         x_btd = _divided(x_btd + _divided(_divided(y_btd, "length"), "residual_length"), "residual_length")

@@ -126,10 +126,10 @@ class Stack:
         `owner`, the module of the stack, provides the random numbers of each layer. Values that blocks sow
         into mutable collections are sown there under `name`, as a list with an entry per layer.
         """
-        asked = [] if owner.is_initializing() else [*filter(owner.is_mutable_collection, COLLECTIONS)]
+        collections = [] if owner.is_initializing() else [*filter(owner.is_mutable_collection, COLLECTIONS)]
         dropping = train and self.drops
         rngs_n = jax.random.split(owner.make_rng("dropout"), self.num_layers) if dropping else None
-        inputs |= {"train": train, "mutable": [*asked, SHARED]}
+        inputs |= {"train": train, "mutable": [*collections, SHARED]}
 
         def run_block(i: int, state: State, layer: Any, params: Any, cache: Any) -> Any:
             block = self.blocks[i].clone(name=f"{name}/{self.kinds[i]}".rstrip("/"))
@@ -156,7 +156,7 @@ class Stack:
         else:
             layers = [*zip(self.unstack(params), caches, strict=True)]
             (x_btd, _), results = run_layers(_state(x), 0, layers)
-        for collection in asked:
+        for collection in collections:
             owner.sow(collection, name, [sown.get(collection, {}) for sown, _ in results])
         return x_btd, tuple(cache for _, cache in results)
 

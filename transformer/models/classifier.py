@@ -56,7 +56,7 @@ class ClassifierConfig(HeadConfig):
     """The config of a text classifier."""
 
     harmless: ClassVar = (*HeadConfig.harmless, "head_dropout")
-    asked: ClassVar = (*HeadConfig.asked, "pooling", "pooler")
+    changing: ClassVar = (*HeadConfig.changing, "pooling", "pooler")
 
     pooling: Literal["mean", "cls", "max"] = "mean"  # pooling over tokens; cls: the first token
     # layer before the classes: BERT's pooler (tanh) or masked_lm's hidden one; auto: tanh with pooling cls

@@ -176,9 +176,9 @@ class DecoderStepper(StackStepper):
     @classmethod
     def of(cls, model: Decoder, params: Any, cache_type: str = "auto") -> "DecoderStepper":
         """The stepper of a model with its trained parameters, and the type of its cache."""
-        others = {name: value for name, value in params.items() if name != "blocks"}
+        rest = {name: value for name, value in params.items() if name != "blocks"}
         layers = model.config.stack(causal=True).unstack(params["blocks"])
-        return cls(others, layers, model, cache_type=cache_type)
+        return cls(rest, layers, model, cache_type=cache_type)
 
     def prefill(
         self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0

@@ -60,7 +60,7 @@ class StackConfig(ModelConfig):
         *("num_kv_heads", "head_dim", "num_encoder_layers", "max_length", "vocab_multiple"),  # seen in shapes
         *("capacity_factor", "base_layers", "depth_exponent"),  # of training
     )
-    asked: ClassVar[tuple[str, ...]] = (  # attention to fewer tokens, and to longer texts
+    changing: ClassVar[tuple[str, ...]] = (  # attention to fewer tokens, and to longer texts
         *("pattern", "pattern_size", "pattern_extra", "pattern_draws"),
         *("position_base", "position_scaling", "position_factor", "position_original_length"),
     )
@@ -185,18 +185,18 @@ class StackConfig(ModelConfig):
     @classmethod
     def inherited(cls, theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
         """See `ModelConfig`: adapters are taken with their scale."""
-        both = theirs.get("lora_rank") and here.get("lora_rank")
-        return super().inherited(theirs, here) | ({"lora_alpha": theirs["lora_alpha"]} if both else {})
+        adapted = theirs.get("lora_rank") and here.get("lora_rank")
+        return super().inherited(theirs, here) | ({"lora_alpha": theirs["lora_alpha"]} if adapted else {})
 
     def idle(self) -> dict[str, str]:
         """See `Bounded`: keys that no kind of layers reads, and a rank of adapters that no layer has."""
-        first, *others = (without_effect(kind) for kind in self.kinds.values())
-        found = {key: why for key, why in first.items() if all(key in other for other in others)}
+        first, *rest = (without_effect(kind) for kind in self.kinds.values())
+        reasons = {key: why for key, why in first.items() if all(key in keys for keys in rest)}
         if self.lora_rank:
             from transformer.models.transforms.lora import unmatched
 
-            found |= unmatched(self)
-        return found
+            reasons |= unmatched(self)
+        return reasons
 
     @property
     def key_width(self) -> int:
@@ -264,7 +264,7 @@ class StackConfig(ModelConfig):
 
 def keys_of_one_layer() -> list[str]:
     """The keys that `layer_kinds` may override."""
-    return [each.name for each in dataclasses.fields(StackConfig) if each.name not in OF_ALL_LAYERS]
+    return [field.name for field in dataclasses.fields(StackConfig) if field.name not in OF_ALL_LAYERS]
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ class EncoderDecoderConfig(DecoderConfig):
         super().__post_init__()
         check_layers(self, self.encoder_layers)
         if self.value_embeddings:
-            given = f"value_embeddings: {self.value_embeddings} with an encoder"
-            raise UserError(f"{given}; expected (): only a model that is a decoder alone can have them")
+            setting = f"value_embeddings: {self.value_embeddings} with an encoder"
+            raise UserError(f"{setting}; expected (): only a model that is a decoder alone can have them")
 
     @property
     def encoder_layers(self) -> int:

@@ -23,7 +23,7 @@ class ModelConfig(Bounded):
     harmless: ClassVar[tuple[str, ...]] = ()
     """Inherited keys with which the function is the same as long as all arrays have their shapes."""
 
-    asked: ClassVar[tuple[str, ...]] = ()
+    changing: ClassVar[tuple[str, ...]] = ()
     """Inherited keys that exist to change the function of trained parameters: others are refused."""
 
     @property

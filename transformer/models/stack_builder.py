@@ -99,8 +99,8 @@ def _pattern(c: Any) -> Pattern:
     make: Any = PATTERNS[c.pattern]
     try:
         pattern = make(c.pattern_size, c.pattern_extra)
-        each = isinstance(pattern, Blocks) and c.pattern_draws == "each"
-        return dataclasses.replace(pattern, each=True) if each else pattern
+        per_head = isinstance(pattern, Blocks) and c.pattern_draws == "each"
+        return dataclasses.replace(pattern, per_head=True) if per_head else pattern
     except UserError as error:
         sizes = f"pattern_size: {c.pattern_size} and pattern_extra: {c.pattern_extra}"
         raise UserError(f"{sizes} with pattern {c.pattern!r}: {error}") from error

@@ -24,8 +24,8 @@ def _check_groups(c: Any) -> None:
 
 def _check_scaling(c: Any) -> None:
     if c.position_factor < 1 or (c.position_factor > 1) != (c.position_scaling != "none"):
-        given = f"position_factor: {c.position_factor} with position_scaling {c.position_scaling!r}"
-        raise UserError(f"{given}; expected 1 without scaling, and more than 1 with it")
+        setting = f"position_factor: {c.position_factor} with position_scaling {c.position_scaling!r}"
+        raise UserError(f"{setting}; expected 1 without scaling, and more than 1 with it")
 
 
 def _check_experts(c: Any) -> None:
@@ -60,19 +60,19 @@ def _check_position(c: Any) -> None:
     if not POSITIONS[c.position].of_head_width:
         return
     if c.attention_scale:
-        given = f"attention_scale: {c.attention_scale} with position {c.position!r}"
-        raise UserError(f"{given}, which scales its own scores; expected 0")
+        setting = f"attention_scale: {c.attention_scale} with position {c.position!r}"
+        raise UserError(f"{setting}, which scales its own scores; expected 0")
     if not MIXERS[c.mixer].heads_of_width:
         having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
-        given = f"position: {c.position!r} with mixer {c.mixer!r}"
-        raise UserError(f"{given}; only {', '.join(map(repr, having))} has it")
+        setting = f"position: {c.position!r} with mixer {c.mixer!r}"
+        raise UserError(f"{setting}; only {', '.join(map(repr, having))} has it")
 
 
 def _check_shared_position(c: Any) -> None:
     if not any(POSITIONS[kind.position].per_layer for kind in c.kinds.values()):
         having = ", ".join(repr(name) for name, kind in POSITIONS.items() if kind.per_layer)
-        given = f"share_position: true with position {c.position!r}"
-        raise UserError(f"{given}; only {having} learns in each layer")
+        setting = f"share_position: true with position {c.position!r}"
+        raise UserError(f"{setting}; only {having} learns in each layer")
 
 
 CHECKS: dict[str, Callable[[Any], None]] = {

@@ -28,7 +28,7 @@ RELATIVE_PATTERNS = tuple(name for name, make in PATTERNS.items() if make is Non
 class TransformerXLConfig(DecoderConfig):
     """The config of a decoder with memory."""
 
-    asked: ClassVar = (*DecoderConfig.asked, "memory_length", "evaluation_memory")
+    changing: ClassVar = (*DecoderConfig.changing, "memory_length", "evaluation_memory")
 
     position: str = "transformer_xl"
     memory_length: Positive = 256  # tokens of earlier segments to attend to

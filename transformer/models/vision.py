@@ -61,10 +61,10 @@ def resized_positions(
     (first, side), (new_first, new_side), width = before, after, table_pd.shape[1]
     image_hwd = table_pd[first : first + side * side].reshape(side, side, width)
     image_hwd = jax.image.resize(image_hwd, (new_side, new_side, width), "linear")
-    kept = min(first, new_first)
-    resized_pd = jnp.concatenate([table_pd[first - kept : first], image_hwd.reshape(-1, width)])
+    count = min(first, new_first)
+    resized_pd = jnp.concatenate([table_pd[first - count : first], image_hwd.reshape(-1, width)])
     end = new_first + new_side * new_side
-    return jnp.zeros((rows, width), table_pd.dtype).at[new_first - kept : end].set(resized_pd)
+    return jnp.zeros((rows, width), table_pd.dtype).at[new_first - count : end].set(resized_pd)
 
 
 def patches(x_bhwc: jax.Array, size: int) -> jax.Array:

@@ -127,7 +127,7 @@ def _of_mesh(sizes: str, ids: str, chosen: str) -> np.ndarray:
     match = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", ids)
     devices = _arranged(match[1], match[2]) if match else np.arange(math.prod(axes.values()))
     devices = devices.reshape([size for _, size, _ in split])
-    inside = [axis for axis, (_, _, taken) in enumerate(split) if taken]
-    outside = [axis for axis, (_, _, taken) in enumerate(split) if not taken]
+    inside = [axis for axis, (_, _, inner) in enumerate(split) if inner]
+    outside = [axis for axis, (_, _, inner) in enumerate(split) if not inner]
     ways = math.prod(split[axis][1] for axis in inside)
     return devices.transpose([*outside, *inside]).reshape(-1, ways)

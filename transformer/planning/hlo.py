@@ -167,26 +167,26 @@ class Program:
 
     def _fusion_traffic(self, fusion: Instruction, operands: list[Instruction]) -> int:
         """The bytes of operands and results, but for what is only passed on, sliced or updated in place."""
-        inside, named, users = self.inside(fusion), self.named(fusion.called), self._users(fusion.called)
+        inside, by_name, users = self.inside(fusion), self.named(fusion.called), self._users(fusion.called)
         parameters = {nested.operands[0]: nested.name for nested in inside if nested.opcode == "parameter"}
         results = inside[-1].operands if inside and inside[-1].opcode == "tuple" else ()
-        passed_on = [named[name] for name in results if named[name].opcode in PASSED_ON]
+        passed_on = [by_name[name] for name in results if by_name[name].opcode in PASSED_ON]
         total = in_memory(fusion.result) - sum(in_memory(nested.result) for nested in passed_on)
         for number, operand in enumerate(operands):
             uses = _uses(users, parameters.get(str(number), ""))
             sliced = [nested for nested, place in uses if nested.opcode == "dynamic-slice" and place == 0]
-            others = [
+            whole = [
                 nested
                 for nested, place in uses
                 if not ((nested.opcode in IN_PARTS and place == 0) or nested.opcode in (*PASSED_ON, "tuple"))
             ]
-            if others or not uses:
+            if whole or not uses:
                 total += in_memory(operand.result)
             else:
                 total += min(in_memory(operand.result), sum(nbytes(nested.result) for nested in sliced))
         for nested in inside:
             if nested.opcode == "dynamic-update-slice":
-                total += nbytes(named[nested.operands[1]].result) - nbytes(nested.result)
+                total += nbytes(by_name[nested.operands[1]].result) - nbytes(nested.result)
         return max(0, total)
 
     def _users(self, computation: str) -> dict[str, list[Instruction]]:

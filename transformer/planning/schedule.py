@@ -76,10 +76,10 @@ class _Time:
     def now(self) -> float:
         return self.products + self.memory + self.exposed
 
-    def add(self, other: "_Time", times: int) -> None:
+    def add(self, part: "_Time", times: int) -> None:
         for name in ("products", "memory", "exposed", "flops", "traffic"):
-            setattr(self, name, getattr(self, name) + times * getattr(other, name))
-        for key, row in other.moved.items():
+            setattr(self, name, getattr(self, name) + times * getattr(part, name))
+        for key, row in part.moved.items():
             own = self.moved.setdefault(key, [0.0] * len(row))
             own[:] = [a + times * b for a, b in zip(own, row, strict=True)]
 

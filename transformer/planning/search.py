@@ -192,8 +192,8 @@ def ranking(
         return
     ways = [candidate for candidate in ranked if mesh(candidate) == mesh(ranked[0])][: (most + 1) // 2]
     yield from compiled(ways)
-    best = min(tried, key=lambda one: one[1].seconds)[0] if tried else ranked[0]
-    others = [
+    best = min(tried, key=lambda entry: entry[1].seconds)[0] if tried else ranked[0]
+    further = [
         candidate for candidate in ranked if candidate not in ways and way(candidate)[0] == way(best)[0]
     ]
-    yield from compiled(others[: most - len(ways)])
+    yield from compiled(further[: most - len(ways)])

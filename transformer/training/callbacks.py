@@ -108,8 +108,8 @@ class StepCallbacks:
                 for hook in due:
                     name = type(hook).__name__
                     with self.tolerate_full_disk(f"{name} of step {step}"):
-                        found = hook(step, state, {**values, **measured})
-                        measured |= numbers(f"the hook {name}", found or {})
+                        result = hook(step, state, {**values, **measured})
+                        measured |= numbers(f"the hook {name}", result or {})
         except Stopped:
             return None
         if measured:

@@ -67,17 +67,17 @@ class Evaluate(Hook):
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, float]:
         """The results of `measure`; raises `UserError` if `best` is none of them."""
-        found = self.measure(state.eval_params)
-        if self.best and self.best not in found:
-            raise _not_measured(self.best, found)
-        return found
+        values = self.measure(state.eval_params)
+        if self.best and self.best not in values:
+            raise _not_measured(self.best, values)
+        return values
 
     def measure(self, params: Params) -> dict[str, float]:
         """The results of all evaluators, by names like "eval/loss"."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for prefix, evaluator in self.evaluators.items():
-            found |= results(prefix, evaluator, params)
-        return found
+            values |= results(prefix, evaluator, params)
+        return values
 
 
 def results(prefix: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
@@ -89,15 +89,15 @@ def results(prefix: str, evaluator: Evaluator, params: Params) -> dict[str, floa
     return numbers(f"{prefix}: the evaluator", evaluator(params), f"{prefix}/")
 
 
-def numbers(who: str, found: object, prefix: str = "") -> dict[str, float]:
+def numbers(who: str, returned: object, prefix: str = "") -> dict[str, float]:
     """The results of an evaluator or a hook as floats, by names with a prefix.
 
     Raises:
       UserError: they are not numbers by name.
     """
-    if not isinstance(found, Mapping):
-        raise UserError(f"{who} returns {brief(repr(found), 100)}; expected numbers by name")
-    return {f"{prefix}{name}": _as_number(f"{prefix}{name}", value) for name, value in found.items()}
+    if not isinstance(returned, Mapping):
+        raise UserError(f"{who} returns {brief(repr(returned), 100)}; expected numbers by name")
+    return {f"{prefix}{name}": _as_number(f"{prefix}{name}", value) for name, value in returned.items()}
 
 
 def _as_number(name: str, value: object) -> float:
@@ -116,9 +116,9 @@ def measures(evaluators: Mapping[str, Evaluator], params: Params) -> dict[str, l
 
 def check_measured(name: str, evaluators: Mapping[str, Evaluator], params: Params) -> None:
     """Raises `UserError` if no evaluator measures the metric `name`, that of `train.keep_best`."""
-    found = measures(evaluators, params)
-    known = [f"{prefix}/{each}" for prefix, names in found.items() for each in names or ()]
-    unlisted = [f"{prefix}/" for prefix, names in found.items() if names is None]
+    by_prefix = measures(evaluators, params)
+    known = [f"{prefix}/{metric}" for prefix, names in by_prefix.items() for metric in names or ()]
+    unlisted = [f"{prefix}/" for prefix, names in by_prefix.items() if names is None]
     if name not in known and not name.startswith(tuple(unlisted)):
         raise _not_measured(name, [*known, *(f"{prefix}..." for prefix in unlisted)])
 
@@ -209,12 +209,12 @@ class Pictures(Hook):
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
         """Computes on every process, draws on the first."""
-        found = self.values(state.eval_params)
-        if found is None or jax.process_index() != 0:
+        values = self.values(state.eval_params)
+        if values is None or jax.process_index() != 0:
             return
         path = self.directory / f"{step:08d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.draw(*found, path)
+        self.draw(*values, path)
         if "tensorboard" in names_of(self.writers):
             from matplotlib.image import imread
 

@@ -79,8 +79,8 @@ def train(
     save = SaveCheckpoint(config, saver, saver.started)
     writers = [RetryingWriter(writer, progress.warn) for writer in writers]
     with StopRequest() as stop, contextlib.ExitStack() as closing:
-        for each in (saver, *writers, *hooks, progress):
-            closing.callback(each.close)  # type: ignore[attr-defined]
+        for resource in (saver, *writers, *hooks, progress):
+            closing.callback(resource.close)  # type: ignore[attr-defined]
         callbacks = StepCallbacks(config, meter, hooks, save, saver, writers, progress, stop)
         if done and (reason := callbacks.resume(done, state, run.folder.metrics)):
             return state, reason

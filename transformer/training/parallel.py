@@ -221,7 +221,7 @@ def mesh_axes(part: Any) -> tuple[str, ...]:
 
 def with_shardings(abstract: Any, shardings: Any) -> Any:
     """`jax.ShapeDtypeStruct`s with shardings, for restoring checkpoints."""
-    return jax.tree.map(lambda leaf, each: leaf.update(sharding=each), unboxed(abstract), shardings)
+    return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), unboxed(abstract), shardings)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

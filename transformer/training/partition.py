@@ -32,9 +32,9 @@ def check_divided(boxed: Any, shardings: Any, mesh: jax.sharding.Mesh) -> None:
     and are more than `MAX_WHOLE` of the bytes. `boxed` are the parameters with their logical axes."""
     if math.prod(mesh.shape[axis] for axis in STATE) == 1:
         return
-    named = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_boxed)
+    leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_boxed)
     undivided, total = [(0, "", ())], 0
-    for (path, box), sharding in zip(named, jax.tree.leaves(shardings), strict=True):
+    for (path, box), sharding in zip(leaves, jax.tree.leaves(shardings), strict=True):
         name, leaf = _name(path), unboxed(box)
         total += _bytes(leaf.shape, leaf)
         if name.endswith(("kernel", "table")) and not (_is_meant(box) or _is_divided(sharding)):
@@ -67,18 +67,18 @@ def check_memory(run: "Run") -> None:
         raise _too_large("model: the training state takes", state_bytes, mesh, remedy)
 
 
-def _too_large(what: str, needed: float, mesh: Mesh, remedy: str) -> UserError:
+def _too_large(subject: str, needed: float, mesh: Mesh, remedy: str) -> UserError:
     has = memory_of(mesh)
     return UserError(
-        f"{what} {needed / 1e9:,.1f} GB on each device, which has {has / 1e9:,.1f} GB; expected {remedy}"
+        f"{subject} {needed / 1e9:,.1f} GB on each device, which has {has / 1e9:,.1f} GB; expected {remedy}"
     )
 
 
 def memory_of(mesh: Mesh) -> float:
     """Bytes of memory of a device of the mesh, for CPUs its share of the machine; infinite if not known."""
-    device, *others = mesh.local_devices
+    device, *rest = mesh.local_devices
     if device.platform == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 + len(others))
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 + len(rest))
     return (device.memory_stats() or {}).get("bytes_limit", math.inf)
 
 

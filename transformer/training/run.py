@@ -89,8 +89,8 @@ class Run:
     def optimizer(self) -> optax.GradientTransformation:
         """The optimizer; raises as `schedule`."""
         c = self.config
-        made, _ = make_optimizer(c.optimizer, c.train.steps, self.lengths, self.layers, self.roles)
-        return self.mup.scaled(made) if self.mup else made
+        optimizer, _ = make_optimizer(c.optimizer, c.train.steps, self.lengths, self.layers, self.roles)
+        return self.mup.scaled(optimizer) if self.mup else optimizer
 
     @functools.cached_property
     def loader(self) -> Batches:
@@ -202,9 +202,9 @@ class Run:
     def restore_params(self, step: Step = "latest") -> Params:
         """The parameters of a checkpoint for evaluation and prediction. For "latest", the mean of the last
         `train.average_last` checkpoints (Vaswani et al. 2017, section 6.1)."""
-        first, *others = self.averaged_steps(step)
+        first, *rest = self.averaged_steps(step)
         restore = functools.partial(self.checkpoints(write=False).restore_params, self.abstract_params)
-        return mean(map(restore, (first, *others))) if others else restore(first)
+        return mean(map(restore, (first, *rest))) if rest else restore(first)
 
     def train(self, started: float | None = None) -> tuple[State, str]:
         """Trains to the end, resuming from the latest checkpoint; returns the last state and why training
@@ -278,21 +278,21 @@ class Run:
         `evaluate.sets`, with "wiki" instead of "eval" and "wiki/generate" instead of "generate". For a split
         of another source, "test of SOURCE", there are no further sets."""
         with self.placed():
-            found = dict(self.experiment.evaluators(self.put, split))
+            evaluators = dict(self.experiment.evaluators(self.put, split))
             if self.config.evaluate.sets and split.isidentifier():
-                found |= self._of_sets(split)
-            return found
+                evaluators |= self._of_sets(split)
+            return evaluators
 
     def _of_sets(self, split: str) -> dict[str, Evaluator]:
-        found = {}
+        evaluators = {}
         for name, source in self.config.evaluate.sets.items():
             try:
                 there = self.experiment.evaluators(self.put, f"{split} of {source}")
             except UserError as error:
                 raise UserError(f"evaluate.sets.{name}: {error}") from error.__cause__
             for prefix, evaluator in there.items():
-                found[name if prefix == "eval" else f"{name}/{prefix}"] = evaluator
-        return found
+                evaluators[name if prefix == "eval" else f"{name}/{prefix}"] = evaluator
+        return evaluators
 
     def evaluate(self, params: Params, split: str = "validation") -> dict[str, float]:
         """The results of all evaluators of a split, by names like "eval/loss"."""

@@ -152,7 +152,7 @@ class RunConfig(Bounded):
     def effect(self, key: str) -> str | None:
         """See `transformer.training.checkpoints.function.Difference`; `key` is one of `function`."""
         model, name = vars(self)["model"], key.rpartition(".")[2]
-        return "" if name in model.harmless else ANOTHER if name in model.asked else None
+        return "" if name in model.harmless else ANOTHER if name in model.changing else None
 
 
 def check_row_length(config: Any) -> None:
@@ -164,8 +164,8 @@ def check_row_length(config: Any) -> None:
 def check_adapters(config: Any) -> None:
     """Raises if LoRA is trained together with the full parameters."""
     if not config.optimizer.train_only and not any(rule.frozen for rule in config.optimizer.rules):
-        given = f"optimizer.train_only: '' with model.lora_rank {config.model.lora_rank}"
-        raise UserError(f"{given}; expected prefixes: lora, or lora,head of a classifier")
+        setting = f"optimizer.train_only: '' with model.lora_rank {config.model.lora_rank}"
+        raise UserError(f"{setting}; expected prefixes: lora, or lora,head of a classifier")
 
 
 def asks_layers(config: Any) -> bool:

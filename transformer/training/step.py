@@ -122,8 +122,8 @@ def accumulated(
     def of_rows(params: Params, rows: tuple[dict[str, Any], Any], rng: jax.Array) -> Any:
         def add(total: Params, inputs: tuple[jax.Array, Batch, Any]) -> tuple[Params, Any]:
             index, microbatch, carry = inputs
-            gradients, found = gradient(params, microbatch, carry, jax.random.fold_in(rng, index))
-            return jax.tree.map(jnp.add, total, gradients), found
+            gradients, outputs = gradient(params, microbatch, carry, jax.random.fold_in(rng, index))
+            return jax.tree.map(jnp.add, total, gradients), outputs
 
         zeros = jax.tree.map(jnp.zeros_like, params)
         parts = split_rows(rows, microbatches)
@@ -195,10 +195,10 @@ def in_microbatches(step: Callable[..., Any], parts: int) -> Callable[..., Any]:
         return step
 
     def in_turn(params: Params, *inputs: Any) -> Any:
-        _, found = jax.lax.scan(lambda _, rows: (None, step(params, *rows)), None, split_rows(inputs, parts))
-        terms, *rows = found if isinstance(found, tuple) else (found,)
+        _, output = jax.lax.scan(lambda _, rows: (None, step(params, *rows)), None, split_rows(inputs, parts))
+        terms, *rows = output if isinstance(output, tuple) else (output,)
         added = jax.tree.map(lambda x: jnp.sum(x, axis=0), terms)
-        return (added, *join_rows(rows)) if isinstance(found, tuple) else added
+        return (added, *join_rows(rows)) if isinstance(output, tuple) else added
 
     return in_turn
 

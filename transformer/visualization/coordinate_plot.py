@@ -14,7 +14,7 @@ NAMED = 6
 
 def draw_coordinates(coordinates: Any, drifting: Collection[str], path: Path) -> None:
     """Draws the size of each layer's output at initialisation, and its change after each step, over the
-    width, relative to that at the smallest; `found` is a `Coordinates`. Layers that drift have colours."""
+    width, relative to that at the smallest. Layers that drift have colours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: the import takes a second
     from matplotlib.figure import Figure
 

@@ -51,9 +51,9 @@ def arrange(
             for distance in DISTANCES
             for side in ((1, 1), (-1, 1), (1, -1), (-1, -1))
         ]
-        low_k2, taken = np.stack(places), np.concatenate(boxes)
+        low_k2, obstacles = np.stack(places), np.concatenate(boxes)
         high_k2 = low_k2 + size
-        apart_km = (high_k2[:, None] <= taken[:, :2]) | (low_k2[:, None] >= taken[:, 2:])
+        apart_km = (high_k2[:, None] <= obstacles[:, :2]) | (low_k2[:, None] >= obstacles[:, 2:])
         free_k = apart_km.any(axis=2).all(axis=1)
         inside_k = ((low_k2 >= bounds_22[0]) & (high_k2 <= bounds_22[1])).all(axis=1)
         best = int((2 * free_k + inside_k).argmax())

@@ -89,8 +89,8 @@ def all_values(path: Path) -> Series:
 
 def finite_series(series: Series) -> Series:
     """The finite values, of the metrics that have some."""
-    kept = ((name, steps, values, np.isfinite(values)) for name, (steps, values) in series.items())
-    return {name: (steps[finite], values[finite]) for name, steps, values, finite in kept if finite.any()}
+    rows = ((name, steps, values, np.isfinite(values)) for name, (steps, values) in series.items())
+    return {name: (steps[finite], values[finite]) for name, steps, values, finite in rows if finite.any()}
 
 
 def draw(series: Series, path: Path) -> None:

@@ -115,12 +115,12 @@ def curves(series: Series) -> Iterator[Markup]:
         drawn = [_curve(name, *series[name]) for name in logged]
         if drawn and (len(drawn) > 1 or len(drawn[0].steps) > 1):
             yield plot(title, drawn, zero=title == "Tokens per second")
-    others = [
+    further = [
         name
         for name, (steps, _) in series.items()
         if name not in shown and not name.startswith("train/") and len(steps) > 1
     ]
-    for name in others[:FURTHER]:
+    for name in further[:FURTHER]:
         yield plot(name, [_curve(name, *series[name])])
 
 

@@ -1,6 +1,6 @@
 """Pictures of scaling laws: parabolas of equal budgets, the best size over the budget, and a forecast.
 
-`found` is a `Study` of `transformer.evaluation.statistics.scaling_law`, and `runs` are those of law.json.
+`study` is a `Study` of `transformer.evaluation.statistics.scaling_law`, and `runs` are those of law.json.
 """
 
 import math

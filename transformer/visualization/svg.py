@@ -92,8 +92,8 @@ def _drawn(curve: Curve, x, y) -> list[Markup]:  # type: ignore[no-untyped-def]
 
 def legend(curves: Sequence[Curve]) -> Markup:
     """The names of the curves in their colours."""
-    named = {curve.name: f"color: var(--{curve.colour}); margin-right: 1em" for curve in curves}
-    return tag("figcaption", [tag("span", name, style=style) for name, style in named.items()])
+    styles = {curve.name: f"color: var(--{curve.colour}); margin-right: 1em" for curve in curves}
+    return tag("figcaption", [tag("span", name, style=style) for name, style in styles.items()])
 
 
 def limits(values: np.ndarray, zero: bool) -> tuple[float, float]:

@@ -160,7 +160,7 @@ def check_data(data: Any, sets: Mapping[str, str]) -> None:
         for name, source in sets.items():
             opened = data.sources(f"validation of {source}")
             sources[f"evaluate.sets.{name}"] = {
-                at: checksum for one in opened for at, checksum in one.content.items()
+                at: checksum for part in opened for at, checksum in part.content.items()
             }
     contents = {
         f"{key}: {name}": checksum for key, files in sources.items() for name, checksum in files.items()

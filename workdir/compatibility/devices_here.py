@@ -35,7 +35,7 @@ def nearest(
         most = math.gcd(left, left if axis == "data" or size == -1 else size)
         sizes[axis] = math.gcd(most, rows) if axis in parallel.ROWS else most
         left, rows = left // sizes[axis], rows // sizes[axis] if axis in parallel.ROWS else rows
-    taken = devices[: math.prod(sizes.values())]
+    used = devices[: math.prod(sizes.values())]
     print(f"warning: {error}; the run is read on {parallel.described(sizes)}", file=sys.stderr)
     mesh = dataclasses.replace(mesh, **sizes | {"slice": 0})
-    return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, mesh=mesh)), taken
+    return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, mesh=mesh)), used

@@ -63,7 +63,7 @@ def inherited(values: Values, theirs: Values) -> dict[str, Any]:
 
 
 def check_tokenizer(overrides: Iterable[tuple[str, str]], values: Values, theirs: Values) -> None:
-    """Raises `UserError` if a key that is `given`, with its value in `values`, asks for a tokenizer other
+    """Raises `UserError` if a key of `overrides`, with its value in `values`, asks for a tokenizer other
     than that of the run whose tokenizer is taken."""
     for key, _ in overrides:
         name = key.removeprefix("data.")
@@ -78,7 +78,7 @@ def check_tokenizer(overrides: Iterable[tuple[str, str]], values: Values, theirs
 
 def implied(now: Any, before: Any, overrides: Iterable[tuple[str, str]]) -> list[Difference]:
     """The keys by which the parameters of a run compute another function with the config `now` than with the
-    config `before`, without those of `model` that are `given`."""
+    config `before`, without those of `model` in `overrides`."""
     changed_keys = [key for key, _ in overrides if key.startswith("model.")]
     names, groups = {key.rpartition(".")[2] for key in changed_keys}, tuple(f"{key}." for key in changed_keys)
     return [

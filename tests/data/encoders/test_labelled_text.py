@@ -71,9 +71,9 @@ def test_what_is_too_long_is_cut_left_out_or_refused(tmp_path, rng):
     path = tmp_path / "a.tsv"
     path.write_text("text\tlabel\nshort\tgood\n" + "a" * 100_000 + "\tbad\n\tgood\n   \tbad\n")
     rows = data(path).rows("train")
-    assert len(rows.kept) == 3 and rows.tally == {"packed": 3, "empty": 1, "truncated": 1}
+    assert len(rows.packed) == 3 and rows.tally == {"packed": 3, "empty": 1, "truncated": 1}
     rows = data(path, too_long="skip").rows("train")
-    assert len(rows.kept) == 2 and rows.tally == {"packed": 2, "empty": 1, "too long": 1}
+    assert len(rows.packed) == 2 and rows.tally == {"packed": 2, "empty": 1, "too long": 1}
     with pytest.raises(UserError, match=r"^data.too_long: text 2 has 100002 tokens.*sequence_length is 32$"):
         data(path, too_long="refuse").rows("train")
 
@@ -221,7 +221,7 @@ def test_a_record_to_measure_without_a_label_is_refused(tmp_path):
 def test_it_is_said_what_a_file_is_used_for(tmp_path, rng):
     write(tmp_path / "a.tsv", rng, 1000)
     made = data(tmp_path / "a.tsv", validation_source="")
-    counts = [len(made.rows(split).kept) for split in ("train", "validation", "test")]
+    counts = [len(made.rows(split).packed) for split in ("train", "validation", "test")]
     line, overlap = made.division()
     assert overlap == f"0 of {counts[1]} validation records are also in training"
     assert [int(n) for n in re.findall(r"(\d+) (?:records|for)", line)] == counts and sum(counts) == 1000

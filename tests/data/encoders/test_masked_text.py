@@ -175,7 +175,7 @@ def data(tmp_path, **changes):
 def test_without_next_sentence_every_token_is_in_a_row_once(tmp_path):
     made = data(tmp_path, next_sentence=False)
     rows = made.rows("train")
-    found = sorted(made.tokenizer.decode(rows.texts(index)[0]) for index in rows.kept)
+    found = sorted(made.tokenizer.decode(rows.texts(index)[0]) for index in rows.packed)
     assert sum(map(len, found)) == len("".join(made.text("train")))
     assert max(map(len, found)) <= 62
     batch = rows.batch(np.arange(len(rows)))

@@ -41,12 +41,12 @@ def test_half_of_the_second_texts_follow_and_the_others_are_of_another_document(
         assert ((firsts_n2[:, 1] == seconds_n2[:, 0]) == follows_n).all()
         assert ((documents_n4[:, 1] == documents_n4[:, 2]) == follows_n).all()
         shares.append(follows_n.mean())
-        for index in range(len(rows.kept)):
+        for index in range(len(rows.packed)):
             (first, second), label = rows.read(index, epoch)
             assert label == follows_n[index] and len(first) + len(second) + 3 <= 64
             first, second = small.tokenizer.decode(first), small.tokenizer.decode(second)
             assert not label or not (first[-1].isalnum() and second[0].isalnum())
-    assert np.mean(shares) == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(5 * len(rows.kept)))
+    assert np.mean(shares) == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(5 * len(rows.packed)))
 
 
 @pytest.mark.thorough
@@ -109,7 +109,7 @@ def pairs(tmp_path_factory):
     found = {}
     for split in ("train", "validation"):
         rows = made.rows(split)
-        found[split] = [rows.read(i, epoch) for epoch in range(2) for i in range(len(rows.kept))]
+        found[split] = [rows.read(i, epoch) for epoch in range(2) for i in range(len(rows.packed))]
     assert len(found["validation"]) > 10_000
     return found
 
@@ -190,7 +190,7 @@ def test_few_documents_give_pairs_too(tmp_path, rng, sizes):
         giver_n, follows_n = rows.pairs(epoch)
         assert ((giver_n == np.arange(len(giver_n))) == follows_n).all()
         assert (np.diff(rows.seconds_n2) > 0).all()
-    assert rows.batch(np.arange(len(rows)))["weights"].sum() == len(rows.kept)
+    assert rows.batch(np.arange(len(rows)))["weights"].sum() == len(rows.packed)
 
 
 def test_texts_of_a_single_word_are_left_out_and_counted(tmp_path):
@@ -200,4 +200,4 @@ def test_texts_of_a_single_word_are_left_out_and_counted(tmp_path):
     made = data(tmp_path, [], source=source, validation_source=source)
     rows = made.rows("train")
     no_second_word = 9 * (2 + -(-200 // 61))
-    assert len(rows.kept) == 18 and rows.tally["no second word"] == no_second_word == 54
+    assert len(rows.packed) == 18 and rows.tally["no second word"] == no_second_word == 54

@@ -217,7 +217,7 @@ def test_misplaced_and_empty_ones_are_left_out_and_counted(tmp_path):
     path = write(tmp_path / "a.jsonl", [GOOD, bad, empty, GOOD])
     made = data(f"jsonl:{path}", tmp_path, misplaced="skip")
     rows = made.rows("train")
-    assert (len(rows.cache), len(rows.kept)) == (2, 2)
+    assert (len(rows.cache), len(rows.packed)) == (2, 2)
     assert rows.tally == {"packed": 2, "misplaced": 1, "empty": 1}
     assert len(list(made.questions("train"))) == 3
     with pytest.raises(UserError, match=r"no question of 1 is left: .'misplaced': 1, 'empty': 0"):
@@ -334,7 +334,7 @@ def test_tfds_has_the_same_questions(tmp_path, rng):
     found = data("tfds:tiny_squad", tmp_path, validation_source="")
     expected = data(f"jsonl:{write(tmp_path / 'a.jsonl', records)}", tmp_path)
     assert sorted(map(repr, found.questions("train"))) == sorted(map(repr, expected.questions("train")))
-    assert len(found.rows("train").kept) == len(expected.rows("train").kept)
+    assert len(found.rows("train").packed) == len(expected.rows("train").packed)
 
 
 def test_what_is_asked_of_a_function():

@@ -190,7 +190,7 @@ def test_blocks_drawn_for_each_head(rng, kernel, h, g, d, bias_heads):
     """Also for heads that share their keys, in packed rows, and with a bias, whose blocks are those of any
     head."""
     seeds_d = jnp.asarray(rng.integers(0, 99, d))
-    drawn = {"pattern": Blocks(4, 2, each=True), "seeds_d": seeds_d, "heads_per_seed": h // d}
+    drawn = {"pattern": Blocks(4, 2, per_head=True), "seeds_d": seeds_d, "heads_per_seed": h // d}
     assert_exact(KERNELS[kernel], rng, Mask(causal=True, **drawn), 29, h=h, g=g, bias_heads=bias_heads)
     numbers = segments(rng, 2, 29)
     places = np.stack([[np.sum(row[:i] == row[i]) for i in range(29)] for row in numbers])

@@ -120,7 +120,7 @@ def test_every_pattern_is_tested():
 
 def test_each_seed_draws_other_blocks_for_its_heads(rng):
     seeds, t = rng.integers(0, 500, 3), 40
-    pattern = Blocks(2, drawn=2, each=True)
+    pattern = Blocks(2, drawn=2, per_head=True)
     mask = Mask(causal=True, pattern=pattern, seeds_d=jnp.asarray(seeds), heads_per_seed=2)
     expected = [Mask(causal=True, pattern=Blocks(2, drawn=2, seed=int(n))).dense(t, t)[0, 0] for n in seeds]
     np.testing.assert_array_equal(mask.dense(t, t)[0], np.repeat(expected, 2, axis=0))

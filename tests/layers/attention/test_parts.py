@@ -92,7 +92,7 @@ def test_at_most_twice_the_allowed_pairs_are_computed(causal, size):
 @pytest.mark.parametrize("lengths", [[2048], [512] * 4])
 def test_blocks_of_other_heads_are_not_computed(rng, causal, lengths):
     """At most twice the pairs that each head may see on average, of which it draws most itself."""
-    t, heads, pattern = 2048, 8, Blocks(32, 4, each=True)
+    t, heads, pattern = 2048, 8, Blocks(32, 4, per_head=True)
     mask = Mask(causal=causal, pattern=pattern)
     if len(lengths) > 1:
         mask = packed(np.repeat(np.arange(len(lengths)), lengths), pattern, causal)

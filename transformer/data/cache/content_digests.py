@@ -27,8 +27,8 @@ def contents_of(files: Sequence[Path], folder: Path) -> dict[str, list]:
         bar = tqdm(files, "reading the data", unit=" files", delay=2, leave=False, dynamic_ncols=True)
         (new / "digests.json").write_text(json.dumps([_digest(file) for file in bar]))
 
-    made = build_once(folder / "contents" / digest(stats), build)
-    digests = load_values(made / "digests.json")
+    cached = build_once(folder / "contents" / digest(stats), build)
+    digests = load_values(cached / "digests.json")
     common = os.path.commonpath([file.parent for file in files])
     return {
         os.path.relpath(file, common): [size, digest]
@@ -39,16 +39,16 @@ def contents_of(files: Sequence[Path], folder: Path) -> dict[str, list]:
 def changes(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> str:
     """The differences between the contents of sources, key -> name -> content, in one line; "" if there are
     none. A source of a single file may be renamed."""
-    found = []
+    lines = []
     for key in {**before, **now}:
         old, new = before.get(key, {}), now.get(key, {})
         if len(old) == len(new) == 1 and [*old.values()] == [*new.values()]:
             continue
         for name in {**old, **new}:
             if old.get(name) != new.get(name):
-                found.append(f"data.{key}: {_change(name, old.get(name), new.get(name))}")
-    more = f" and {len(found) - LISTED_CHANGES} more" if len(found) > LISTED_CHANGES else ""
-    return ", ".join(found[:LISTED_CHANGES]) + more
+                lines.append(f"data.{key}: {_change(name, old.get(name), new.get(name))}")
+    more = f" and {len(lines) - LISTED_CHANGES} more" if len(lines) > LISTED_CHANGES else ""
+    return ", ".join(lines[:LISTED_CHANGES]) + more
 
 
 def _change(name: str, old: Any, new: Any) -> str:

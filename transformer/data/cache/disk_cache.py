@@ -123,8 +123,8 @@ def damage(path: Path) -> str:
     there is none."""
     try:
         for name, (size, *_) in read_sums(path).items():
-            if (found := (path / name).stat().st_size) != size:
-                return f"{name} has {found:,} of {size:,} bytes"
+            if (actual := (path / name).stat().st_size) != size:
+                return f"{name} has {actual:,} of {size:,} bytes"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
@@ -151,14 +151,14 @@ def map_arrays(folder: Path) -> dict[str, np.ndarray]:
     Raises:
       UserError: a file does not have whole numbers of its type.
     """
-    found = {}
+    arrays = {}
     for file in folder.glob("*.*int*"):
         try:
             # A plain array, whose slices are made in a third of the time that those of np.memmap take.
-            found[file.stem] = np.memmap(file, file.suffix[1:], "r").view(np.ndarray)
+            arrays[file.stem] = np.memmap(file, file.suffix[1:], "r").view(np.ndarray)
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{file}: not a whole array ({error}); delete its folder") from None
-    return found
+    return arrays
 
 
 def load_array(path: Path) -> np.ndarray:

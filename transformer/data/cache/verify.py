@@ -23,8 +23,8 @@ def damaged(folder: Path) -> Iterator[tuple[Path, str]]:
     """The folders below `folder` of which a file is not as it was made, and which file. Of folders that an
     earlier version made only sizes are compared."""
     for path in sorted(file.parent for file in folder.glob(f"*/*/{CHECKSUMS}")):
-        if found := damage(path) or _changed(path):
-            yield path, found
+        if problem := damage(path) or _changed(path):
+            yield path, problem
 
 
 def _changed(path: Path) -> str:
@@ -43,8 +43,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--delete", action="store_true")
     flags = parser.parse_args(arguments)
     count = 0
-    for path, found in damaged(data_folder(flags.folder)):
-        print(f"{path}: {found}" + ("; deleted" if flags.delete else ""))
+    for path, problem in damaged(data_folder(flags.folder)):
+        print(f"{path}: {problem}" + ("; deleted" if flags.delete else ""))
         if flags.delete:
             shutil.rmtree(path)
         count += 1

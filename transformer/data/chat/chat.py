@@ -53,10 +53,10 @@ class ChatDataConfig(DialogueConfig):
 
 
 class PackedSequences(Rows):
-    """Rows of whole records of `each` sequences, packed by first fit; every sequence is a segment of its own.
+    """Rows of whole records of `per_record` sequences, packed by first fit; each sequence is a segment.
 
     A row is a dictionary of arrays (t,) as in `PackedRows`, without `bytes`; `weights` is 1 where the target
-    is to be learned. Sequences longer than t / `each` are truncated, left out or an error, by `too_long`;
+    is to be learned. Sequences longer than t / `answers` are truncated, left out or an error, by `too_long`;
     records of which nothing to learn is left are left out.
 
     Raises:
@@ -69,21 +69,21 @@ class PackedSequences(Rows):
         sequence_length: int,
         too_long: str = "cut",
         *,
-        each: int = 1,
+        answers: int = 1,
         seed: int = 0,
         place: Callable[[int], str] = lambda index: f"record {index + 1}",
     ) -> None:
         """`sequence_length` is t, `seed` that of the order in which records are packed, and `place` gives the
         location of a record, for messages."""
-        self.sequences, self.sequence_length, self.per_record = sequences, sequence_length, each
-        most = sequence_length // each
-        lengths_ne = (np.diff(sequences.offsets) - 1).reshape(-1, each)  # the last token is only a target
+        self.sequences, self.sequence_length, self.per_record = sequences, sequence_length, answers
+        most = sequence_length // answers
+        lengths_ne = (np.diff(sequences.offsets) - 1).reshape(-1, answers)  # the last token is only a target
         long_n = (lengths_ne > most).any(axis=1)
         if too_long == "refuse" and long_n.any():
             first = int(np.flatnonzero(long_n)[0])
-            found = f"{lengths_ne[first].max() + 1} tokens; data.sequence_length is {sequence_length}"
-            raise UserError(f"{place(first)} has {found}" + (f" for {each} answers" if each > 1 else ""))
-        nothing_n = (sequences.firsts.reshape(-1, each) > most).any(axis=1)
+            size = f"{lengths_ne[first].max() + 1} tokens; data.sequence_length is {sequence_length}"
+            raise UserError(f"{place(first)} has {size}" + (f" for {answers} answers" if answers > 1 else ""))
+        nothing_n = (sequences.firsts.reshape(-1, answers) > most).any(axis=1)
         left_out_n = nothing_n | long_n if too_long == "skip" else nothing_n
         self._kept, self._seed = np.flatnonzero(~left_out_n), seed
         self.records = len(self._kept)
@@ -127,7 +127,7 @@ class PackedSequences(Rows):
         return batch
 
     def documents(self, rows: np.ndarray) -> list[np.ndarray]:
-        """For each of these rows the numbers, from 0, of the records of its segments, `each` of a record."""
+        """For each of these rows, the numbers from 0 of the records of its segments, `per_record` each."""
         return [np.repeat(self._rows[row] if row >= 0 else np.zeros(0, int), self.per_record) for row in rows]
 
     def _placed(self, row: int) -> Iterator[tuple[int, int, int, int]]:
@@ -163,8 +163,8 @@ class ChatData(PackedCorpus):
     def source(self, split: str, **options: Any) -> Dialogues:
         """The records of a split; `options` are those of `open`."""
         unread = [name for name in ("system", *UNREAD) if name not in self.reads]
-        given: Any = {"fields": self.reads, "structures": True, "unread": unread} | options
-        return self.source_class([self.open(split, field, **given) for field in self.reads])
+        settings: Any = {"fields": self.reads, "structures": True, "unread": unread} | options
+        return self.source_class([self.open(split, field, **settings) for field in self.reads])
 
     def sources(self, split: str) -> Sequence[Dialogues]:
         """The records of a split as the only source."""
@@ -187,9 +187,9 @@ class ChatData(PackedCorpus):
                 template = ChatTemplate.read(name)
             else:
                 template = ChatTemplate.of(tokenizer) if name == "auto" else ChatTemplate()
-            found = ChatTokens(tokenizer, template)
+            tokens = ChatTokens(tokenizer, template)
         tokenizer.chat_template = template.source
-        return found
+        return tokens
 
     def kept(self) -> dict[str, Any]:
         """The tokenizer, with the template."""

@@ -135,8 +135,8 @@ def _checked(message: Any, where: str) -> Message:
     if role not in ROLES:
         raise UserError(f"{where}: role {role!r}; expected one of {', '.join(ROLES)}")
     if unread := [key for key in UNREAD if message.get(key)]:
-        found = f"{unread[0]} {_short(message[unread[0]])}"
-        raise UserError(f"{where}: {found}, which is not read; write it into the content, or leave it out")
+        entry = f"{unread[0]} {_short(message[unread[0]])}"
+        raise UserError(f"{where}: {entry}, which is not read; write it into the content, or leave it out")
     if isinstance(content, list):
         content = _joined(content, where)
     if not isinstance(content, str):
@@ -153,8 +153,8 @@ def _joined(parts: list[Any], where: str) -> str:
         part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts
     ]
     if not all(isinstance(text, str) for text in texts):
-        other = next(part for part, text in zip(parts, texts, strict=True) if not isinstance(text, str))
-        raise UserError(f"{where}: a part of the content is {_short(other)}; expected parts of type text")
+        wrong = next(part for part, text in zip(parts, texts, strict=True) if not isinstance(text, str))
+        raise UserError(f"{where}: a part of the content is {_short(wrong)}; expected parts of type text")
     return "".join(map(str, texts))
 
 
@@ -179,7 +179,7 @@ def conversation(text: str) -> list[Message]:
             value = parse_json(text)
     if isinstance(value, dict) and "messages" in value:
         return check_messages(value["messages"])
-    if isinstance(value, list) and any(isinstance(each, dict) and "role" in each for each in value):
+    if isinstance(value, list) and any(isinstance(item, dict) and "role" in item for item in value):
         return check_messages(value)
     return [{"role": "user", "content": text}]
 

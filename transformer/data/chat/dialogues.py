@@ -25,17 +25,16 @@ from transformer.json_text import parse_json
 
 
 class Dialogues(JoinedFields):
-    """Records of `each` conversations, from the fields that `parts` read of the same records.
+    """Records of one or more conversations, from the fields that `parts` read of the same records.
 
     The text of a record, on which a tokenizer may be trained, is that of its messages without a template.
     """
 
-    each: int
     last_only = False
     """Whether only the last answer of a conversation is one to learn."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        messages = (message for each in self.conversations(index) for message in each)
+        messages = (message for turns in self.conversations(index) for message in turns)
         return {self.field: "\n".join(message["content"] for message in messages)}
 
     def conversations(self, index: int) -> list[list[Message]]:
@@ -94,7 +93,6 @@ class Conversations(Dialogues):
     prompt, whose texts are joined by line breaks, and last the answer."""
 
     kind = "Conversations"
-    each = 1
 
     def _read(self, *values: Any) -> list[list[Message]]:
         *prompts, value = values
@@ -114,7 +112,6 @@ class Preferences(Dialogues):
     """
 
     kind = "Preferences"
-    each = 2
     last_only = True
 
     def _read(self, *values: Any) -> list[list[Message]]:
@@ -142,10 +139,10 @@ class Preferences(Dialogues):
 
 def _prompt(values: Sequence[Any]) -> list[Message]:
     """The messages of a prompt in several fields, of which some may be empty."""
-    given = [value for value in values if not isinstance(value, str) or value.strip()]
-    if all(isinstance(value, str) for value in given):
-        given = ["\n".join(given)]
-    return [message for value in given for message in _messages(value, "user")]
+    parts = [value for value in values if not isinstance(value, str) or value.strip()]
+    if all(isinstance(value, str) for value in parts):
+        parts = ["\n".join(parts)]
+    return [message for value in parts for message in _messages(value, "user")]
 
 
 def _messages(value: Any, role: str) -> list[Message]:
@@ -201,10 +198,10 @@ class ChatTokens:
         if not any(marks):
             raise UserError("no answer to learn: expected a message of the assistant, without weight 0")
         last = len(marks) - marks[::-1].index(True)
-        found = np.array(marks[:last])
+        marks_m = np.array(marks[:last])
         if last_only:
-            found[: np.flatnonzero(~found)[-1]] = False
-        return np.array(ids[:last], np.int64), found
+            marks_m[: np.flatnonzero(~marks_m)[-1]] = False
+        return np.array(ids[:last], np.int64), marks_m
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of messages and of the beginning of an answer to them. Raises as `encode`."""
@@ -221,8 +218,8 @@ class ChatTokens:
         """
         before = ""
         for text, is_answer in self.template.pieces(messages, answering):
-            head, both = self.read(before), self.read(before + text)
-            yield both[len(head) :] if both[: len(head)] == head else self.read(text), is_answer
+            head, joined = self.read(before), self.read(before + text)
+            yield joined[len(head) :] if joined[: len(head)] == head else self.read(text), is_answer
             before = text or before
 
     def _check(self, messages: Sequence[Message]) -> None:

@@ -34,7 +34,7 @@ class PreferenceRows(PackedSequences):
 
     def __init__(self, *arguments: Any, reference_n2: np.ndarray | None = None, **options: Any) -> None:
         """As for `PackedSequences`; without `reference_n2`, of all records, `reference` is 0."""
-        super().__init__(*arguments, each=2, **options)
+        super().__init__(*arguments, answers=2, **options)
         self._reference_n2 = reference_n2
 
     def referring_to(self, reference_n2: np.ndarray) -> "PreferenceRows":
@@ -82,8 +82,8 @@ class PreferenceData(ChatData):
 
     def packer(self, split: str) -> Callable[..., PreferenceRows]:
         """`seed` -> the rows of a split, packed in another order."""
-        found = self.reference(split) if self.reference else None
-        return functools.partial(self.pairs, split, reference_n2=found)
+        reference_n2 = self.reference(split) if self.reference else None
+        return functools.partial(self.pairs, split, reference_n2=reference_n2)
 
     def packings(self, split: str) -> Iterator[tuple[str, PreferenceRows]]:
         """See `PackedCorpus`; without the reference, which takes a model."""
@@ -104,15 +104,15 @@ class PreferenceData(ChatData):
 
     def equal_pairs(self, split: str) -> int:
         """The number of pairs whose answers are the same, so that their loss has no gradient."""
-        found = self.sequences(split)
-        bounds_n3 = np.stack([found.offsets[i : len(found) + i : 2] for i in range(3)], axis=1)
+        sequences = self.sequences(split)
+        bounds_n3 = np.stack([sequences.offsets[i : len(sequences) + i : 2] for i in range(3)], axis=1)
         alike = [(a, b, c) for a, b, c in bounds_n3 if b - a == c - b]
-        return sum(np.array_equal(found.tokens[a:b], found.tokens[b:c]) for a, b, c in alike)
+        return sum(np.array_equal(sequences.tokens[a:b], sequences.tokens[b:c]) for a, b, c in alike)
 
     def contents(self) -> dict[str, dict[str, Any]]:
         """As for `Corpus`, and the reference model."""
-        found = super().contents()
-        return found | (
+        contents = super().contents()
+        return contents | (
             {"reference": {"model": self.reference_identity()}} if self.reference_identity else {}
         )
 

@@ -72,7 +72,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """The product or the power of small numbers."""
-        if any(not isinstance(each, int | float) or abs(each) > NUMBER for each in (left, right)):
+        if any(not isinstance(factor, int | float) or abs(factor) > NUMBER for factor in (left, right)):
             raise SecurityError(f"{operator} of other than small numbers")
         if operator == "**" and abs(right) > 64:
             raise SecurityError("** with a large exponent")
@@ -161,9 +161,9 @@ class Renderer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def additions(self, *asked: Any) -> Reply:
+    def additions(self, *arguments: Any) -> Reply:
         """`additions` of arguments that JSON can hold, within the limits."""
-        request = json.dumps(asked).encode() + b"\n"
+        request = json.dumps(arguments).encode() + b"\n"
         with self._lock:
             if self._process and self._process.poll() is not None:  # ended by someone else
                 self.stop()

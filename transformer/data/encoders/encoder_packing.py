@@ -31,15 +31,15 @@ class EncoderRows(Rows):
         self,
         lengths_n: np.ndarray,
         labels_n: np.ndarray,
-        kept: np.ndarray,
+        packed: np.ndarray,
         special_tokens: SpecialTokens,
         length: int,
     ) -> None:
-        """`lengths_n` (with special tokens, at most `length`) and `labels_n` are those of all texts, `kept`
+        """`lengths_n` (with special tokens, at most `length`) and `labels_n` are those of all texts, `packed`
         the indices of texts to pack, `length` the tokens per row."""
-        self.labels, self.kept, self.special_tokens, self.sequence_length = (
+        self.labels, self.packed, self.special_tokens, self.sequence_length = (
             labels_n,
-            kept,
+            packed,
             special_tokens,
             length,
         )
@@ -48,9 +48,9 @@ class EncoderRows(Rows):
     @functools.cached_property
     def _rows(self) -> list[np.ndarray]:
         """The texts of each row."""
-        kept, lengths_n, length = self.kept, self._lengths_n, self.sequence_length
-        whole = lengths_n[kept] == length  # each fills a row of its own
-        return [*kept[whole, None], *pack(lengths_n[:, None], kept[~whole], [length])]
+        packed, lengths_n, length = self.packed, self._lengths_n, self.sequence_length
+        whole = lengths_n[packed] == length  # each fills a row of its own
+        return [*packed[whole, None], *pack(lengths_n[:, None], packed[~whole], [length])]
 
     @functools.cached_property
     def most(self) -> int:
@@ -72,7 +72,7 @@ class EncoderRows(Rows):
     @property
     def padding(self) -> float:
         """The share of padding among all tokens."""
-        return 1 - self._lengths_n[self.kept].sum() / (len(self) * self.sequence_length)
+        return 1 - self._lengths_n[self.packed].sum() / (len(self) * self.sequence_length)
 
     def batch(self, rows: np.ndarray, epochs: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked, as in these epochs (None: the first); index -1 is a row of
@@ -159,8 +159,8 @@ class PackedTexts(EncoderRows):
         self._text_w: np.ndarray = np.repeat(np.arange(len(total_n)), self.windows_n)
         self._first_n = np.cumsum(self.windows_n) - self.windows_n
         lengths_w = np.minimum(total_n, self._room)[self._text_w] + 1 + len(caches)
-        kept = np.flatnonzero(~left_out_n[self._text_w])
-        super().__init__(lengths_w, labels[self._text_w], kept, special_tokens, sequence_length)
+        packed = np.flatnonzero(~left_out_n[self._text_w])
+        super().__init__(lengths_w, labels[self._text_w], packed, special_tokens, sequence_length)
 
     def excerpt(self, number: int, index: int = 0) -> list[np.ndarray]:
         """An excerpt of a text, or of both of a pair, by its number (`transformer.data.text.long_texts`)."""

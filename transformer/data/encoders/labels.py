@@ -27,22 +27,22 @@ def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = st
       UserError: fewer than two labels, a record without one, or labels that are not classes: more than
         `MAX_LISTED_LABELS` that are rare, or fractional numbers; the message starts with `key`.
     """
-    found = set(names)
-    if "" in found:
+    labels = set(names)
+    if "" in labels:
         empty = [index for index, name in enumerate(names) if not name]
-        others = f", and {len(empty) - 1:,} more have none" if len(empty) > 1 else ""
-        raise UserError(f"data.{key}: {place(empty[0])} has no label{others}; fill them in or leave them out")
-    if len(found) < 2:
-        only = ", ".join(map(quoted, found)) or "none"
+        more = f", and {len(empty) - 1:,} more have none" if len(empty) > 1 else ""
+        raise UserError(f"data.{key}: {place(empty[0])} has no label{more}; fill them in or leave them out")
+    if len(labels) < 2:
+        only = ", ".join(map(quoted, labels)) or "none"
         raise UserError(f"data.{key}: all training data have the label {only}; expected two or more")
-    some = f"{len(found):,} labels in {len(names):,} records, {shown(sorted(found), 3)}"
-    if len(found) > MAX_LISTED_LABELS and len(names) < 2 * len(found):
+    some = f"{len(labels):,} labels in {len(names):,} records, {shown(sorted(labels), 3)}"
+    if len(labels) > MAX_LISTED_LABELS and len(names) < 2 * len(labels):
         raise UserError(f"data.{key}: {some}: most occur once, and cannot be learned; expected classes")
-    whole = all(name.removeprefix("-").isdecimal() for name in found)
-    if len(found) > MAX_LISTED_LABELS and not whole and _are_numbers(found):
+    whole = all(name.removeprefix("-").isdecimal() for name in labels)
+    if len(labels) > MAX_LISTED_LABELS and not whole and _are_numbers(labels):
         raise UserError(f"data.{key}: {some}: they are measurements; expected classes")
     # Of equal numbers, as 1 and 01, the order would be that of the set, which differs between processes.
-    return sorted(sorted(found), key=int if whole else str)
+    return sorted(sorted(labels), key=int if whole else str)
 
 
 def remarks(labels: Sequence[str]) -> list[str]:
@@ -54,8 +54,8 @@ def remarks(labels: Sequence[str]) -> list[str]:
     for same in (same for same in alike.values() if len(same) > 1):
         # Forms of a character look the same unless they are escaped.
         write = repr if len({unicodedata.normalize("NFKC", label) for label in same}) == len(same) else ascii
-        what = f"{len(same)} classes: only case, spaces or the form of characters differ"
-        lines.append(f"the labels {', '.join(map(write, same))} are {what}")
+        problem = f"{len(same)} classes: only case, spaces or the form of characters differ"
+        lines.append(f"the labels {', '.join(map(write, same))} are {problem}")
     if len(labels) > MAX_LISTED_LABELS and _are_numbers(labels):
         lines.append(f"the {len(labels)} labels are numbers, and each a class: which are near does not count")
     return lines

@@ -125,10 +125,10 @@ class Masking:
                     break
                 span_of[here] = np.where(span_of[here] < 0, number, span_of[here])
                 left -= more
-        taken = span_of >= 0
-        if not taken.any():  # every word is longer than the budget: choose one token
+        chosen = span_of >= 0
+        if not chosen.any():  # every word is longer than the budget: choose one token
             return rng.permutation(free)[:1], np.zeros(1, int)
-        return free[taken], span_of[taken] if self.kind == "span" else np.arange(taken.sum())
+        return free[chosen], span_of[chosen] if self.kind == "span" else np.arange(chosen.sum())
 
 
 def _is_letter(character: str, of_bytes: bool) -> bool:

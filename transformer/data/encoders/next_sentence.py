@@ -61,7 +61,7 @@ class NextSentencePairs(EncoderRows):
         if possible.sum() < 2:
             raise UserError("data.next_sentence: fewer than two texts have two words")
         starts_n, ends_n, lowest_n, highest_n = (
-            each[possible] for each in (starts_n, ends_n, lowest_n, highest_n)
+            values_n[possible] for values_n in (starts_n, ends_n, lowest_n, highest_n)
         )
         n = len(starts_n)
         middles_n = begins[np.random.default_rng(0).integers(lowest_n, highest_n)]

@@ -75,12 +75,12 @@ class SpanRows(EncoderRows):
         """`length` is the length of a row; questions are truncated to `question_length`."""
         self.cache, self._question_length = cache, question_length
         asked_n = np.minimum(cache.questions.sizes, question_length)
-        found = [
+        windows_w = [
             (i, first, last, *_target(cache.answers[i], first, last, asked_n[i] + 2))
             for i, context in enumerate(cache.context_of)
             for first, last in windows(cache.contexts.sizes[context], length - 3 - asked_n[i], stride)
         ]
-        self._windows_w5 = np.array(found, np.int32)
+        self._windows_w5 = np.array(windows_w, np.int32)
         answered_w = self._windows_w5[:, 3] > 0
         self.answered = float(answered_w.mean())
         within = np.unique(self._windows_w5[answered_w, 0])
@@ -88,7 +88,7 @@ class SpanRows(EncoderRows):
         counts["without the answer in one window"] = int((cache.answers.sizes > 0).sum()) - len(within)
         self.tally = tallied(len(cache), counts | cache.skipped, "packed")
         lengths_w = asked_n[self._windows_w5[:, 0]] + 3 + np.diff(self._windows_w5[:, 1:3])[:, 0]
-        every = np.arange(len(found), dtype=np.int32)
+        every = np.arange(len(windows_w), dtype=np.int32)
         super().__init__(lengths_w, every, every, special_tokens, length)
 
     def texts(self, index: int) -> Sequence[np.ndarray]:
@@ -184,8 +184,8 @@ class SpanData(PackedCorpus):
     def questions(self, split: str) -> Iterator[Question]:
         """The questions of a split."""
         source = self.open(split, self.config.context_field)
-        found = read_all(source, self.config.fields, self.config.misplaced == "skip")
-        return (question for question in found if question is not None)
+        questions = read_all(source, self.config.fields, self.config.misplaced == "skip")
+        return (question for question in questions if question is not None)
 
     def asked(self, split: str) -> Sequence[Source]:
         """The questions and the contexts of all records, also of those without an answer."""
@@ -205,14 +205,14 @@ class SpanData(PackedCorpus):
           UserError: the question or the context has no token.
         """
         c = self.config
-        asked = np.array(self.tokenizer.encode(question)[: c.question_length], np.int32)
+        query = np.array(self.tokenizer.encode(question)[: c.question_length], np.int32)
         ids, characters = self.tokenizer.encode_with_spans(context)
-        if not len(asked) or not ids:
-            raise UserError(f"{'no question' if not len(asked) else 'no text'} in {question!r}, {context!r}")
+        if not len(query) or not ids:
+            raise UserError(f"{'no question' if not len(query) else 'no text'} in {question!r}, {context!r}")
         tokens = np.array(ids, np.int32)
-        spans = windows(len(ids), c.sequence_length - 3 - len(asked), c.stride)
-        inputs = [self.special_tokens.build_input([asked, tokens[first:last]]) for first, last in spans]
-        return QuestionWindows(context, np.array(characters, np.int32), len(asked) + 2, spans, inputs)
+        spans = windows(len(ids), c.sequence_length - 3 - len(query), c.stride)
+        inputs = [self.special_tokens.build_input([query, tokens[first:last]]) for first, last in spans]
+        return QuestionWindows(context, np.array(characters, np.int32), len(query) + 2, spans, inputs)
 
     def parse(self, line: str) -> tuple[str, str]:
         """A question and its context from a line of QUESTION, tab and CONTEXT with the escapes of `escape`.

@@ -70,7 +70,7 @@ class Question:
         texts, starts = answers.get("text"), answers.get("answer_start")
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
             raise UserError(f"{place()}: {fields.answers!r} is not of its form; {expected}")
-        found = []
+        spans = []
         for text, start in zip(texts, starts, strict=True):
             if not isinstance(text, str) or type(start) is not int or start < 0 or not text.strip():
                 raise UserError(
@@ -81,8 +81,8 @@ class Question:
                 raise MisplacedAnswer(
                     f"{place()}: at character {start} is {there!r}, not the answer {text!r}"
                 )
-            found.append((start, start + len(text)))
-        return cls(record[fields.question], context, tuple(found))
+            spans.append((start, start + len(text)))
+        return cls(record[fields.question], context, tuple(spans))
 
 
 def token_spans(characters_c2: np.ndarray, answers: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -177,20 +177,20 @@ def _write(source: Source, fields: Fields, tokenizer: Tokenizer, skip: bool, fol
     known: dict[str, tuple[int, np.ndarray]] = {}  # context -> index, character spans
     skipped = {"misplaced": 0, "empty": 0}
     bar = tqdm(read_all(source, fields, skip), f"tokenising {source.name}", len(source), **BAR)
-    for index, each in enumerate(bar):
-        if each is None:
+    for index, entry in enumerate(bar):
+        if entry is None:
             skipped["misplaced"] += 1
             continue
-        if each.context not in known:
-            ids, characters = tokenizer.encode_with_spans(each.context)
-            known[each.context] = len(contexts), np.array(characters, np.int32).reshape(-1, 2)
+        if entry.context not in known:
+            ids, characters = tokenizer.encode_with_spans(entry.context)
+            known[entry.context] = len(contexts), np.array(characters, np.int32).reshape(-1, 2)
             contexts.append(np.array(ids, np.int32))
-        number, characters_c2 = known[each.context]
-        tokens = np.array(tokenizer.encode(each.question), np.int32)
+        number, characters_c2 = known[entry.context]
+        tokens = np.array(tokenizer.encode(entry.question), np.int32)
         spans_a2 = (
-            token_spans(characters_c2, each.answers) if len(characters_c2) else np.empty((0, 2), np.int32)
+            token_spans(characters_c2, entry.answers) if len(characters_c2) else np.empty((0, 2), np.int32)
         )
-        if not len(tokens) or not len(characters_c2) or len(spans_a2) < bool(each.answers):
+        if not len(tokens) or not len(characters_c2) or len(spans_a2) < bool(entry.answers):
             skipped["empty"] += 1
             continue
         questions.append(tokens)

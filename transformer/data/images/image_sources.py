@@ -107,8 +107,8 @@ class ImageFolder(Images):
         self._root = folder = Path(argument).expanduser().absolute()
         self.name = f"folder:{argument}"
         if not argument or not folder.is_dir():
-            found = "it is a file" if folder.is_file() else "there is no such folder"
-            raise UserError(f"{self.name}: {found}")
+            problem = "it is a file" if folder.is_file() else "there is no such folder"
+            raise UserError(f"{self.name}: {problem}")
         classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
         if not classes:
             raise UserError(f"{self.name}: no sub-folder in it; each is to be a class, with its images")
@@ -117,12 +117,12 @@ class ImageFolder(Images):
             "hidden" if path.name[0] == "." else "beside the folders of classes"
             for path in {*folder.iterdir()} - {*classes}
         ]
-        for each in classes:
-            found_here = [*_files_below(each)]
-            if not any(path.parent == each and not reason for path, reason in found_here):
-                deeper = any(path.is_dir() for path in each.iterdir())
-                hint = f"; if its sub-folders are the classes, folder:{folder / each.name}" if deeper else ""
-                raise UserError(f"{self.name}: no image in its sub-folder {each.name!r}{hint}")
+        for child in classes:
+            found_here = [*_files_below(child)]
+            if not any(path.parent == child and not reason for path, reason in found_here):
+                deeper = any(path.is_dir() for path in child.iterdir())
+                hint = f"; if its sub-folders are the classes, folder:{folder / child.name}" if deeper else ""
+                raise UserError(f"{self.name}: no image in its sub-folder {child.name!r}{hint}")
             self.files += [path for path, reason in found_here if not reason]
             reasons += [reason for _, reason in found_here if reason]
         self.tally = tallied(len(self.files), Counter(reasons))
@@ -212,8 +212,8 @@ class ColumnImages(Images):
     ) -> None:
         """`source` makes the source of the classes, from the other arguments."""
         self._field, self._label = options.field, label
-        asked: Any = {"field": label, "fields": (options.field, label), "numbers": True, "divide": False}
-        self._records = source(argument, split, dataclasses.replace(options, **asked))
+        settings: Any = {"field": label, "fields": (options.field, label), "numbers": True, "divide": False}
+        self._records = source(argument, split, dataclasses.replace(options, **settings))
         self.name, self.identity = self._records.name, self._records.identity
 
     @property
@@ -233,9 +233,9 @@ class ColumnImages(Images):
         image = record[self._field]
         data = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(data, bytes):
-            found = "only the path of an image" if isinstance(image, dict) else type(image).__name__
+            kind = "only the path of an image" if isinstance(image, dict) else type(image).__name__
             raise UserError(
-                f"{self.place(index)}: {self._field!r} has {found}; expected the bytes of an image"
+                f"{self.place(index)}: {self._field!r} has {kind}; expected the bytes of an image"
             )
         return data, open_image(io.BytesIO(data), self.place(index)), record[self._label]
 

@@ -58,9 +58,9 @@ class ImageDataConfig(Bounded):
         if not 0 <= self.shift < self.image_size:
             raise UserError(f"shift: {self.shift}; expected 0 or more pixels, and fewer than the image has")
 
-    def unread(self, others: Sequence[str]) -> dict[str, str]:
-        """The keys that no source reads, of these and `others`: {key: "with ..."}."""
-        names = [self.source, *filter(None, [self.validation_source]), *others]
+    def unread(self, more: Sequence[str]) -> dict[str, str]:
+        """The keys that no source reads, of these and `more`: {key: "with ..."}."""
+        names = [self.source, *filter(None, [self.validation_source]), *more]
         nameless = not any(name.startswith(("tfds:", "parquet:", "hf:")) for name in names)
         return dict.fromkeys(("image_field", "label_field"), f"with {', '.join(names)}") if nameless else {}
 
@@ -69,10 +69,10 @@ class ImageRows(Rows):
     """Images at random access, one per row: `images` (b, h, w, c) uint8, `labels` (b,) int32, and `weights`
     (b,) float32, 0 for rows of padding."""
 
-    def __init__(self, images_nhwc: np.ndarray, labels_r: np.ndarray, kept: np.ndarray) -> None:
-        """`kept` are the indices of the rows among all `images_nhwc`, a memory map; `labels_r` are the labels
+    def __init__(self, images_nhwc: np.ndarray, labels_r: np.ndarray, indices: np.ndarray) -> None:
+        """`indices` are those of the rows among all `images_nhwc`, a memory map; `labels_r` are the labels
         of the rows."""
-        self._images, self._labels, self._kept = images_nhwc, labels_r, kept
+        self._images, self._labels, self._kept = images_nhwc, labels_r, indices
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -80,11 +80,11 @@ class ImageRows(Rows):
     def batch(self, rows: np.ndarray) -> HostBatch:
         """The rows with these indices, stacked; index -1 is a row of padding."""
         real = rows >= 0
-        found = np.maximum(rows, 0)
+        places = np.maximum(rows, 0)
         return {
-            "images": np.asarray(self._images[self._kept[found]])
+            "images": np.asarray(self._images[self._kept[places]])
             * real[:, None, None, None].astype(np.uint8),
-            "labels": self._labels[found] * real.astype(np.int32),
+            "labels": self._labels[places] * real.astype(np.int32),
             "weights": real.astype(np.float32),
         }
 
@@ -119,10 +119,10 @@ class ImageData(SplitData):
         Raises:
           UserError: a label that the training data do not have.
         """
-        folder, kept = self._prepared(split)
+        folder, indices = self._prepared(split)
         with key_in_errors(self.key(split)):
-            numbers = number_labels(_names(folder, kept), self.labels, lambda i: self.places(split)[i])
-        return ImageRows(load_array(folder / "images.npy"), numbers, kept)
+            numbers = number_labels(_names(folder, indices), self.labels, lambda i: self.places(split)[i])
+        return ImageRows(load_array(folder / "images.npy"), numbers, indices)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> DataLoader:
         """Batches of a split; `options` are those of `DataLoader`. Training batches (`repeat`) are
@@ -136,8 +136,8 @@ class ImageData(SplitData):
 
     def places(self, split: str) -> list[str]:
         """The locations of the images of a split: files, or indices in the source."""
-        source, (_, kept) = self._open(split), self._prepared(split)
-        return [source.place(int(index)) for index in kept]
+        source, (_, indices) = self._open(split), self._prepared(split)
+        return [source.place(int(index)) for index in indices]
 
     def label_counts(self, split: str) -> np.ndarray:
         """The number of images of each label in a split, (c,)."""
@@ -170,10 +170,10 @@ class ImageData(SplitData):
         return [self._open(split)]
 
     def _open(self, split: str) -> Images:
-        c, (part, other) = self.config, split_and_source(split)
+        c, (part, source) = self.config, split_and_source(split)
         kind, _, argument = self.location(split).partition(":")
         if kind not in IMAGES:
-            raise UserError(f"{other!r}: unknown source of images; {suggest_kind(other, IMAGES)}")
+            raise UserError(f"{source!r}: unknown source of images; {suggest_kind(source, IMAGES)}")
         with key_in_errors(self.key(split)):
             return IMAGES[kind](argument, part, Options(self.folder, field=c.image_field), c.label_field)
 
@@ -188,22 +188,22 @@ class ImageData(SplitData):
 
     def hashed(self, split: str) -> Hashed:
         """See `transformer.data.overlap`."""
-        folder, kept = self._prepared(split)
-        return load_array(folder / "shares.npy")[kept] + 1, self.places(split).__getitem__
+        folder, indices = self._prepared(split)
+        return load_array(folder / "shares.npy")[indices] + 1, self.places(split).__getitem__
 
     def _prepared(self, split: str) -> tuple[Path, np.ndarray]:
         """The folder of prepared images of the source, and the indices of those in the split."""
-        c, (part, other) = self.config, split_and_source(split)
+        c, (part, location) = self.config, split_and_source(split)
         source = self._open(split)
         with key_in_errors(self.key(split)):
             name = digest(source.identity, c.image_size, c.channels)
             folder = build_once(self.folder / "images" / name, lambda new: self._prepare(source, new))
-            whole = source.divided or bool(c.validation_source) or bool(other)
+            whole = source.divided or bool(c.validation_source) or bool(location)
             keys_n = load_array(folder / "shares.npy")
-            kept = np.arange(len(keys_n)) if whole else divide(keys_n, part)
-            if not len(kept):
+            indices = np.arange(len(keys_n)) if whole else divide(keys_n, part)
+            if not len(indices):
                 raise UserError(f"{source.name}: no images for {split}; give more, or data.validation_source")
-        return folder, kept
+        return folder, indices
 
     def _prepare(self, source: Images, new: Path) -> None:
         size, channels = self.config.image_size, self.config.channels
@@ -258,7 +258,7 @@ def divide(shares_n: np.ndarray, split: str) -> np.ndarray:
     return np.flatnonzero((low <= shares_n) & (shares_n < high))
 
 
-def _names(folder: Path, kept: np.ndarray) -> list[str]:
+def _names(folder: Path, indices: np.ndarray) -> list[str]:
     """The labels of the images with these indices."""
     names = load_values(folder / "labels.json")
-    return [names[index] for index in kept]
+    return [names[index] for index in indices]

@@ -79,8 +79,8 @@ class PackedPairs(Rows):
     @property
     def padding(self) -> float:
         """The share of padding among all tokens."""
-        kept = np.concatenate(self._rows)
-        return 1 - self._lengths_n2[kept].sum() / (len(self) * (self.source_length + self.target_length))
+        pairs = np.concatenate(self._rows)
+        return 1 - self._lengths_n2[pairs].sum() / (len(self) * (self.source_length + self.target_length))
 
     @functools.cached_property
     def _rows(self) -> list[np.ndarray]:
@@ -116,7 +116,7 @@ class PackedPairs(Rows):
         """Of all pairs in these rows: their numbers (n,), the places of their rows in `rows`, their numbers
         in the rows, counted from 1, and where they start there (n, c), by the lengths of all pairs (p, c)."""
         chosen = [self._rows[row] if row >= 0 else np.zeros(0, int) for row in rows]
-        count_r, pair_n = np.array([len(each) for each in chosen]), np.concatenate(chosen)
+        count_r, pair_n = np.array([len(pairs) for pairs in chosen]), np.concatenate(chosen)
         before_nc = np.cumsum(lengths_pc[pair_n], axis=0) - lengths_pc[pair_n]
         first_n = np.repeat(np.cumsum(count_r) - count_r, count_r)
         row_n, segment_n = np.repeat(np.arange(len(rows)), count_r), ranges(count_r) + 1
@@ -193,14 +193,14 @@ class RepackedPairs:
     def batch_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices in these epochs, stacked; index -1 is a row of padding."""
         parts, back = self._by_epoch(rows, epochs)
-        found = [packed.batch(own) for packed, own in parts]
-        return {name: np.concatenate([part[name] for part in found])[back] for name in found[0]}
+        batches = [packed.batch(own) for packed, own in parts]
+        return {name: np.concatenate([part[name] for part in batches])[back] for name in batches[0]}
 
     def documents_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> list[np.ndarray]:
         """As `PackedPairs.documents`, in these epochs."""
         parts, back = self._by_epoch(rows, epochs)
-        found = [each for packed, own in parts for each in packed.documents(own)]
-        return [found[place] for place in back]
+        documents = [pairs for packed, own in parts for pairs in packed.documents(own)]
+        return [documents[place] for place in back]
 
     def _by_epoch(
         self, rows: np.ndarray, epochs: np.ndarray

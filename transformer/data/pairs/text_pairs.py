@@ -83,8 +83,8 @@ class PairData(PackedCorpus):
         with key_in_errors(self.key(split)):
             first, second = map(len, sides)
             if first != second:
-                found = f"{first:,} sources and {second:,} targets"
-                raise UserError(f"{sides[0].name} has {found}; expected equal numbers")
+                counts = f"{first:,} sources and {second:,} targets"
+                raise UserError(f"{sides[0].name} has {counts}; expected equal numbers")
         return sides
 
     @property
@@ -167,13 +167,13 @@ class PairData(PackedCorpus):
 
     def counted(self, split: str, sources: Sequence[str]) -> str:
         """The number of evaluated pairs, and how many are left out or truncated."""
-        c, kept = self.config, [*self._kept(split)]
-        counts = [f"{len(sources):,} of {len(kept):,} pairs"]
-        if left_out := len(self.sources(split)[0]) - len(kept):
+        c, indices = self.config, [*self._kept(split)]
+        counts = [f"{len(sources):,} of {len(indices):,} pairs"]
+        if left_out := len(self.sources(split)[0]) - len(indices):
             why = "is empty or too long" if c.too_long == "skip" else "is empty"
             counts.append(f"{left_out:,} more left out: one side {why}")
         further = [self._side(split, field) for field in self._further(split)]
-        if empty := sum(not side.text(i) for side in further for i in kept):
+        if empty := sum(not side.text(i) for side in further for i in indices):
             counts.append(f"{empty:,} references are empty")
         if cut := sum(len(self.encode_source(source)) > c.source_length for source in sources):
             counts.append(f"{cut:,} sources truncated to {c.source_length} tokens")
@@ -193,8 +193,8 @@ class PairData(PackedCorpus):
         return [*self.tokenizer.encode(text), self.tokenizer.eos_id]
 
     def _side(self, split: str, fields: str) -> Source:
-        given = {"lists": True, "optional": self._further(split)}
-        return Side([self.open(split, field, **given) for field in fields.split(",")])
+        options = {"lists": True, "optional": self._further(split)}
+        return Side([self.open(split, field, **options) for field in fields.split(",")])
 
     def _further(self, split: str) -> list[str]:
         """The fields of further references; training data need not have them."""

@@ -63,8 +63,8 @@ def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options:
         raise UserError(f"{name!r}: unknown source; {suggest_kind(name, SOURCES)}")
     if split not in SPLITS:
         raise UserError(f"{name}: no split {split!r}; splits there: {', '.join(SPLITS)}")
-    given = Options(data_folder(str(cache_dir)), **options)
+    settings = Options(data_folder(str(cache_dir)), **options)
     by = SOURCES[kind].divided_by
-    if by and given.divide and [*given.split_by] not in ([], [by]):
+    if by and settings.divide and [*settings.split_by] not in ([], [by]):
         raise UserError(f"{name}: it is split by {by}; leave data.split_by empty")
-    return SOURCES[kind](argument, split, given)
+    return SOURCES[kind](argument, split, settings)

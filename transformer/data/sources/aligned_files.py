@@ -30,7 +30,7 @@ class Aligned(Files):
     def __init__(self, argument: str, split: str, options: Options) -> None:
         halves = [(argument[:i], argument[i + 1 :]) for i, letter in enumerate(argument) if letter == ","]
         if len(halves) > 1:  # commas in the names of files
-            halves = [both for both in halves if all(map(matching, both))]
+            halves = [pair for pair in halves if all(map(matching, pair))]
         if len(halves) != 1:
             raise UserError(f"aligned:{argument}: expected two files, aligned:SOURCE,TARGET")
         for name in (options.field, *([] if options.by_place else options.key)):
@@ -58,7 +58,7 @@ class Aligned(Files):
         ends = [self._line_ends(file) for file in range(2)]
         if len(ends[0]) != len(ends[1]):
             counts = " and ".join(
-                f"{path} has {len(found)} lines" for path, found in zip(self._files, ends, strict=True)
+                f"{path} has {len(lines)} lines" for path, lines in zip(self._files, ends, strict=True)
             )
             raise UserError(f"{counts}; they must have as many as each other")
         return ends

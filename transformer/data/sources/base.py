@@ -97,9 +97,9 @@ KEPT = ("read", "packed", "truncated", "read in several windows", "without the a
 """The names by which a tally counts records that are kept; others are reasons why records are left out."""
 
 
-def tallied(count: int, others: Mapping[str, int], what: str = "read") -> dict[str, int]:
-    """A tally: what -> how many records are read or packed, and of `others` those counts that are not 0."""
-    return {what: count} | {name: int(number) for name, number in others.items() if number}
+def tallied(count: int, left_out: Mapping[str, int], label: str = "read") -> dict[str, int]:
+    """A tally: label -> how many records are read or packed, and of `left_out` the counts that are not 0."""
+    return {label: count} | {name: int(number) for name, number in left_out.items() if number}
 
 
 def check_text(text: str, place: Callable[[], str], field: str = "") -> None:

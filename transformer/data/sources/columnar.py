@@ -43,8 +43,8 @@ class Columns:
         """Column -> names of classes, as `datasets` writes them beside the numbers of classes."""
         written = parse_json((self.schema.metadata or {}).get(b"huggingface", b"{}"))
         features = written.get("info", {}).get("features", {})
-        found = {name: each for name, each in features.items() if isinstance(each, dict)}  # or a list of one
-        return {name: each["names"] for name, each in found.items() if each.get("_type") == "ClassLabel"}
+        typed = {name: value for name, value in features.items() if isinstance(value, dict)}  # or a list
+        return {name: value["names"] for name, value in typed.items() if value.get("_type") == "ClassLabel"}
 
     def with_nested(self, names: Iterable[str]) -> "Columns":
         """The file with the columns of these names that are within others: "translation.en" is the column
@@ -65,13 +65,13 @@ class Columns:
         if not within:
             return self
 
-        def read(group: int, asked: list[str]) -> Any:
-            whole = [*dict.fromkeys(within[name][0] if name in within else name for name in asked)]
+        def read(group: int, fields: list[str]) -> Any:
+            whole = [*dict.fromkeys(within[name][0] if name in within else name for name in fields)]
             rows = self.read(group, whole)
-            for name in within.keys() & {*asked}:
+            for name in within.keys() & {*fields}:
                 column, path = within[name]
                 rows = rows.append_column(name, compute.struct_field(rows.column(column), path))
-            return rows.select(asked)
+            return rows.select(fields)
 
         return Columns(schema, self.sizes, read)
 
@@ -144,9 +144,9 @@ class ColumnarFiles(RecordFiles):
             import pyarrow.parquet  # noqa: F401 (looked for, before a file is opened)
         except ImportError:
             raise UserError(f"{self.name}: reading it needs pyarrow: `pip install pyarrow`") from None
-        found = []
+        opened = []
         for path in self._files:
-            found.append(file := self._open_columns(path).with_nested(self._columns))
+            opened.append(file := self._open_columns(path).with_nested(self._columns))
             for name in self._columns:
                 if name not in file.schema.names:
                     there = ", ".join(file.schema.names)
@@ -154,7 +154,7 @@ class ColumnarFiles(RecordFiles):
             kind = file.schema.field(self.field).type
             if self.field not in file.classes and not _is_read(kind, self._options):
                 raise UserError(f"{path}: {self.field!r} is {kind}; expected text")
-        return found
+        return opened
 
     @functools.cached_property
     def _groups(self) -> list[tuple[int, int]]:
@@ -218,8 +218,8 @@ class ColumnarFiles(RecordFiles):
             yield
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             file, number = self._groups[group]
-            said = first_line(error)
-            raise UserError(f"{self._files[file]}: rows of group {number + 1} are damaged ({said})") from None
+            why = first_line(error)
+            raise UserError(f"{self._files[file]}: rows of group {number + 1} are damaged ({why})") from None
 
     def _read(self, group: int) -> Any:
         file, number = self._groups[group]
@@ -260,7 +260,7 @@ class SavedDataset(ColumnarFiles):
             if several.is_file():
                 splits = [str(split) for split in _read_json(several)["splits"]]
             else:
-                files = [folder / Path(each["filename"]).name for each in _read_json(state)["_data_files"]]
+                files = [folder / Path(entry["filename"]).name for entry in _read_json(state)["_data_files"]]
             (splits or files)[0]
         except FileNotFoundError:
             raise UserError(f"{name}: no folder that `save_to_disk` has written: no {state}") from None

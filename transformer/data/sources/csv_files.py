@@ -55,11 +55,11 @@ class CommaSeparated(RecordFiles):
                 line = stops[-1]
 
     def _keys_of(self, names: list[str], rows: list[list[str]], rows_n3: np.ndarray) -> Sequence[bytes]:
-        asked = self._options.key or names
-        if {*asked} <= {*names}:
-            return keys_of(named_columns(rows, names, asked))
+        columns = self._options.key or names
+        if {*columns} <= {*names}:
+            return keys_of(named_columns(rows, names, columns))
         file, start, _ = rows_n3[0].tolist()
-        return [key_of(dict.fromkeys(names), asked, functools.partial(self._place, file, start))]
+        return [key_of(dict.fromkeys(names), columns, functools.partial(self._place, file, start))]
 
     def _rows(self, file: int, line: int) -> tuple[list[list[str]], Sequence[int]]:
         """The rows of a file from a line on, [] for an empty line, and the line after each."""
@@ -99,23 +99,23 @@ class CommaSeparated(RecordFiles):
         return [self._separator(file) if size else SEPARATORS[0] for file, size in enumerate(self._sizes)]
 
     def _separator(self, file: int) -> str:
-        end, asked = int(self._line_ends(file)[0]), {*self._options.asked}
+        end, columns = int(self._line_ends(file)[0]), {*self._options.asked}
         line = self._decode(file, self._begin(file), end)
-        named = (mark for mark in SEPARATORS if asked <= {*next(csv.reader([line], delimiter=mark), [])})
-        return next(named, SEPARATORS[0])
+        marks = (mark for mark in SEPARATORS if columns <= {*next(csv.reader([line], delimiter=mark), [])})
+        return next(marks, SEPARATORS[0])
 
     @functools.cached_property
     def _names(self) -> list[list[str]]:
         """The names of the columns of each file."""
-        found = []
+        columns = []
         for file, path in enumerate(self._files):
             _, _, names = next(self._rows_one_by_one(file, 0), (1, 1, []))
             for name in self._options.asked:
                 if names.count(name) != 1:
                     problem = f"{name!r} twice" if name in names else f"no column {name!r}"
                     raise UserError(f"{path}:1: {problem}; columns there: {', '.join(names) or 'none'}")
-            found.append(names)
-        return found
+            columns.append(names)
+        return columns
 
     def _rows_one_by_one(self, file: int, line: int) -> Iterator[tuple[int, int, list[str]]]:
         """The first and the last line, counted from 1, and the values of each row of a file from a line on,

@@ -96,9 +96,9 @@ class Files(Source):
             return data[start:end].decode()
         except UnicodeDecodeError as error:
             at = start + error.start
-            found = f"{self._place(file, at)}: byte {at} is not UTF-8 ({error.reason})"
+            problem = f"{self._place(file, at)}: byte {at} is not UTF-8 ({error.reason})"
             remedy = WINDOWS.format(shlex.quote(str(self._files[file])))
-            raise UserError(f"{found}; {remedy}") from None
+            raise UserError(f"{problem}; {remedy}") from None
 
     def _place(self, file: int, position: int) -> str:
         return f"{self._files[file]}:{1 + np.searchsorted(self._line_ends(file), position, side='right')}"
@@ -230,7 +230,7 @@ def matching(pattern: str) -> list[Path]:
     """The path with this name or, if there is none, those that match it: its longest beginning that exists is
     a path, and the rest a pattern."""
     path = Path(os.path.expanduser(pattern))
-    there = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    there = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
     parts = path.relative_to(there).parts
     names = glob.glob(os.path.join(glob.escape(str(there)), *parts), recursive=True) if pattern else []
     return [Path(name) for name in sorted(names)]
@@ -238,10 +238,10 @@ def matching(pattern: str) -> list[Path]:
 
 def _find(kind: str, pattern: str) -> list[Path]:
     paths = matching(pattern)
-    named: dict[tuple[int, ...], Path] = {}  # by device and number: each file once, whatever links to it
+    by_inode: dict[tuple[int, ...], Path] = {}  # by device and number: each file once, whatever links to it
     for path in filter(Path.is_file, paths):
-        named.setdefault(os.stat(path)[1:3], path.absolute())
-    files = [*named.values()]
+        by_inode.setdefault(os.stat(path)[1:3], path.absolute())
+    files = [*by_inode.values()]
     if broken := [path for path in paths if path.is_symlink() and not path.exists()]:
         raise UserError(
             f"{kind}:{pattern}: {broken[0]} is a link to {os.readlink(broken[0])}, which is not there"

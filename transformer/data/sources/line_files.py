@@ -26,7 +26,7 @@ BLANK = " \t\n\r\v\f"
 
 
 def named_columns(
-    rows: Sequence[Sequence[str]], names: Sequence[str], asked: Iterable[str]
+    rows: Sequence[Sequence[str]], names: Sequence[str], fields: Iterable[str]
 ) -> list[tuple[str, ...]]:
     """The columns that are asked for of rows that have these columns.
 
@@ -35,7 +35,7 @@ def named_columns(
       KeyError: there is no such column.
     """
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-    return [columns[name] for name in asked]
+    return [columns[name] for name in fields]
 
 
 class LineFiles(RecordFiles):
@@ -97,10 +97,10 @@ class LineFiles(RecordFiles):
     def _field(self, record: dict[str, Any], file: int, start: int) -> Any:
         text = record.get(self.field)
         if not self._options.is_read(text):
-            found = ", ".join(record) or "none"
+            fields = ", ".join(record) or "none"
             kind = "null" if text is None else type(text).__name__
             problem = f"{kind}, not text, in" if self.field in record else "no field"
-            raise UserError(f"{self._place(file, start)}: {problem} {self.field!r}; fields there: {found}")
+            raise UserError(f"{self._place(file, start)}: {problem} {self.field!r}; fields there: {fields}")
         return text
 
 
@@ -138,9 +138,9 @@ class JsonLines(LineFiles):
         except UserError:  # not UTF-8
             raise
         except ValueError as error:
-            said = getattr(error, "msg", error)
+            reason = getattr(error, "msg", error)
             hint = "; `jq -c . FILE` writes an object in each line" if text.strip() == "{" else ""
-            raise UserError(f"{self._place(file, start)}: not JSON ({said}){hint}") from None
+            raise UserError(f"{self._place(file, start)}: not JSON ({reason}){hint}") from None
         if not isinstance(record, dict):
             raise UserError(f"{self._place(file, start)}: {type(record).__name__}; expected a JSON object")
         add_nested(record, self._nested)
@@ -199,8 +199,8 @@ class Columns(LineFiles):
     @functools.cached_property
     def _names(self) -> list[tuple[str, ...]]:
         """The names of the columns of each file."""
-        both = zip(self._headers, self._first_lines, strict=True)
-        return [header or _unnamed(len(columns)) for header, columns in both]
+        pairs = zip(self._headers, self._first_lines, strict=True)
+        return [header or _unnamed(len(columns)) for header, columns in pairs]
 
     @functools.cached_property
     def _first_lines(self) -> list[Sequence[str]]:
@@ -228,16 +228,16 @@ class Columns(LineFiles):
 
     def _header(self, file: int) -> tuple[str, ...]:
         names = tuple(self._first_lines[file])
-        asked, there = self._options.asked, ", ".join(names)
-        if missing := [name for name in asked if name not in names]:
+        fields, there = self._options.asked, ", ".join(names)
+        if missing := [name for name in fields if name not in names]:
             alike = {_bare(name) for name in names}
-            if any(_bare(name) in alike for name in asked):
+            if any(_bare(name) in alike for name in fields):
                 raise UserError(
                     f"{self._files[file]}:1 looks like a header, but has no column {missing[0]!r}; columns "
                     f"there: {there}"
                 )
             return ()
-        if twice := [name for name in asked if names.count(name) > 1]:
+        if twice := [name for name in fields if names.count(name) > 1]:
             raise UserError(f"{self._files[file]}:1 names {twice[0]!r} twice; columns there: {there}")
         return names
 

@@ -80,23 +80,23 @@ class Options:
     def check_unread(self, record: Mapping[str, Any], place: Callable[[], str]) -> None:
         """Raises `UserError` if the record at this place has something in a field of `unread`."""
         if there := [name for name in self.unread if record.get(name) not in (None, "", "[]", [], {})]:
-            what = f"{there[0]!r} is {brief(repr(record[there[0]]), 60)}, which is not read"
-            raise UserError(f"{place()}: {what}; write it into the messages, or leave it out")
+            field = f"{there[0]!r} is {brief(repr(record[there[0]]), 60)}, which is not read"
+            raise UserError(f"{place()}: {field}; write it into the messages, or leave it out")
 
     def alternatives(self, value: Any) -> list[str] | None:
         """The texts of a list that are not only white space; None if the value is not such a list, or `lists`
         are not asked for."""
-        if not self.lists or not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not self.lists or not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             return None
-        return [each for each in value if each.strip()]
+        return [text for text in value if text.strip()]
 
 
 def before_answer(value: Any) -> Any:
     """Of a list of messages the role and the text of those before the first answer to a user; any other value
     as it is."""
-    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+    if not isinstance(value, list) or not all(isinstance(turn, Mapping) for turn in value):
         return value
-    said = [(each.get("role") or each.get("from"), each.get("content", each.get("value"))) for each in value]
-    asked = next((i for i, (role, _) in enumerate(said) if role in ("user", "human")), len(said))
-    answers = (i for i, (role, _) in enumerate(said) if i > asked and role in ("assistant", "gpt"))
-    return said[: next(answers, len(said))]
+    turns = [(turn.get("role") or turn.get("from"), turn.get("content", turn.get("value"))) for turn in value]
+    first = next((i for i, (role, _) in enumerate(turns) if role in ("user", "human")), len(turns))
+    answers = (i for i, (role, _) in enumerate(turns) if i > first and role in ("assistant", "gpt"))
+    return turns[: next(answers, len(turns))]

@@ -70,7 +70,7 @@ def reading(path: Path) -> Iterator[Any]:
 @contextlib.contextmanager
 def _only_member(path: Path, library: Any, unpack: str) -> Iterator[BinaryIO]:
     with library.ZipFile(path) as archive:
-        members = [each for each in archive.infolist() if not each.is_dir()]
+        members = [member for member in archive.infolist() if not member.is_dir()]
         if len(members) != 1:
             raise UserError(f"{path}: an archive of {len(members):,} files; expected one: {unpack}")
         with archive.open(members[0]) as stream:
@@ -93,5 +93,5 @@ def refuse_binary(data: bytes | mmap.mmap, path: Path) -> None:
         kind = "UTF-16LE" if odd > 9 * even else "UTF-16BE" if even > 9 * odd else ""
         of_text = f"if it is {kind} text, `iconv -f {kind} -t UTF-8 {name} > {name}.utf8`"
         remedy = of_text if kind and even + odd > 1 else f"`tr -d '\\0' < {name} > {name}.txt` drops them"
-        found = f"byte {head.index(0)} is NUL, which text does not have"
-        raise UserError(f"{path}: not UTF-8 text: {found}; {remedy}")
+        problem = f"byte {head.index(0)} is NUL, which text does not have"
+        raise UserError(f"{path}: not UTF-8 text: {problem}; {remedy}")

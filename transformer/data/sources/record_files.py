@@ -53,10 +53,10 @@ class RecordFiles(Files):
         if not self._options.divide:
             found_nk, tally, _ = self._read_blocks(with_shares=False)
             return found_nk, tally
-        given = self._options
-        what = sorted(given.asked), sorted(given.optional), given.rule
-        key = digest("records", type(self).__name__, self._stats, *what)
-        folder = build_once(given.folder / "records" / key, self._write)
+        options = self._options
+        settings = sorted(options.asked), sorted(options.optional), options.rule
+        key = digest("records", type(self).__name__, self._stats, *settings)
+        folder = build_once(options.folder / "records" / key, self._write)
         of_split_n = belong(self._split, load_array(folder / "shares.npy"))
         tally = load_values(folder / "tally.json")
         return load_array(folder / "found.npy")[of_split_n], tally
@@ -70,16 +70,16 @@ class RecordFiles(Files):
     def _read_blocks(self, with_shares: bool) -> tuple[np.ndarray, Mapping[str, int], np.ndarray]:
         """The numbers (n, k) by which the records of all splits are found, what is `tallied`, and the
         `shares` (n,) of their keys, or none."""
-        found, shares_n, left_out = [np.zeros((0, self._width), np.int64)], [np.zeros(0)], Counter[str]()
+        blocks, shares_n, left_out = [np.zeros((0, self._width), np.int64)], [np.zeros(0)], Counter[str]()
         with tqdm(
             desc=f"reading {self.name}", unit=" records", delay=2, leave=False, dynamic_ncols=True
         ) as bar:
             for block_nk, keys in self._blocks(left_out):
-                found.append(block_nk)
+                blocks.append(block_nk)
                 if with_shares and len(block_nk):
                     shares_n.append(shares(keys()))
                 bar.update(len(block_nk))
-        found_nk = np.concatenate(found)
+        found_nk = np.concatenate(blocks)
         return found_nk, tallied(len(found_nk), left_out), np.concatenate(shares_n)
 
     @abstractmethod

@@ -95,7 +95,7 @@ class SquadFiles(Files):
             raise UserError(f"{self._files[file]}: not JSON ({error})") from None
         except (KeyError, TypeError, AttributeError) as error:
             problem = f"has no {error}" if isinstance(error, KeyError) else "has another form"
-            parts = (f"{what} {number}" for what, number in zip(PARTS, place, strict=False))
+            parts = (f"{part} {number}" for part, number in zip(PARTS, place, strict=False))
             where = ", ".join(parts) or "the whole"
             raise UserError(f"{self._files[file]}: {where} {problem}; expected SQuAD's, {FORM}") from None
 
@@ -124,7 +124,7 @@ def _record(paragraph: Any, question: Any, number: int) -> dict[str, Any]:
     record = {"question": question["question"], "context": paragraph["context"]}
     if "answers" in question:  # not in files of questions to answer
         answers = question["answers"]
-        texts, starts = [each["text"] for each in answers], [each["answer_start"] for each in answers]
+        texts, starts = [answer["text"] for answer in answers], [answer["answer_start"] for answer in answers]
         record["answers"] = {"text": texts, "answer_start": starts}
     record["id"] = str(question.get("id", number))
     return record

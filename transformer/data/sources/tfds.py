@@ -110,8 +110,8 @@ def _builder(argument: str, folder: Path) -> Any:
         try:
             if _given(argument):
                 return _random_access(tfds.builder_from_directory(Path(argument).expanduser()))
-            if others := os.environ.get("TFDS_DATA_DIR"):
-                there = tfds.builder(argument, data_dir=others)
+            if directory := os.environ.get("TFDS_DATA_DIR"):
+                there = tfds.builder(argument, data_dir=directory)
                 if there.data_path.exists():
                     return _random_access(there)
             return tfds.builder(argument, data_dir=folder, file_format="array_record")
@@ -142,12 +142,12 @@ def _given(argument: str) -> str:
 def _random_access(builder: Any) -> Any:
     """The builder of data that others prepared; raises `UserError` if these cannot be read by index."""
     if (kind := builder.info.file_format) is None or kind.value != "array_record":
-        path, found = Path(builder.data_path), kind.value if kind else "an unknown format"
+        path, file_format = Path(builder.data_path), kind.value if kind else "an unknown format"
         new = path.parent.with_name(f"{path.parent.name}_array_record") / path.name
         flags = {"dataset_version_dir": path, "out_file_format": "array_record", "out_dir": new}
         convert = " ".join(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())
         remedy = f"convert it, `tfds convert_format {convert}`, and give tfds:{new}"
-        raise UserError(f"tfds:{path}: prepared as {found}; {remedy}")
+        raise UserError(f"tfds:{path}: prepared as {file_format}; {remedy}")
     return builder
 
 
@@ -184,11 +184,11 @@ def _text(value: Any, feature: Any) -> Any:
 def _plain(value: Any) -> Any:
     """Arrays inside a record, such as SQuAD's answers, as lists, and their bytes as text."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value.decode() if isinstance(value, bytes) else value
 
 

@@ -62,5 +62,5 @@ def _window(text: np.ndarray, size: int, count: int, number: int) -> np.ndarray:
 
 def _window_counts(lengths: Sequence[int], room: int, stride: int) -> list[int]:
     """The number of windows of each text."""
-    both = zip(lengths, fit(lengths, room), strict=True)
-    return [1 + (-(-(n - size) // min(stride or size, size)) if n > size else 0) for n, size in both]
+    pairs = zip(lengths, fit(lengths, room), strict=True)
+    return [1 + (-(-(n - size) // min(stride or size, size)) if n > size else 0) for n, size in pairs]

@@ -41,10 +41,10 @@ class MixedLoader(DataLoader):
         batch = {name: np.zeros((len(needed), *shape), kind) for name, (shape, kind) in self._arrays.items()}
         for number, part in enumerate(self.parts.values()):
             if len(here := np.flatnonzero(part_b == number)):
-                found = _at(part, place_b[here])
+                rows = _at(part, place_b[here])
                 for name, values in batch.items():
-                    corner: Any = tuple(slice(size) for size in found[name].shape[1:])
-                    values[here, *corner] = found[name]
+                    corner: Any = tuple(slice(size) for size in rows[name].shape[1:])
+                    values[here, *corner] = rows[name]
         return batch
 
     @functools.cached_property
@@ -93,7 +93,7 @@ class CountedRows(Rows):
 
     def __init__(self, rows: Sequence[Any]) -> None:
         self._rows = rows
-        self.why = next((each.why for each in rows if each.why), "")
+        self.why = next((part.why for part in rows if part.why), "")
 
     def __len__(self) -> int:
         return sum(map(len, self._rows))
@@ -131,11 +131,11 @@ class Mixture:
         """Name -> the data of each source of a split; {"": these} if it is of one."""
         if not self.mixes(split):
             return {"": self}
-        found = {}
+        parts = {}
         for name, source in zip(short_names([*self.weights]), self.weights, strict=True):
-            found[name] = part = copy.copy(self)
+            parts[name] = part = copy.copy(self)
             part.only = source
-        return found
+        return parts
 
     def key(self, split: str) -> str:
         """The config key that names the sources of a split."""
@@ -197,8 +197,8 @@ class Mixture:
             return load(split, batch_size, seed=seed, **options)
         seeds = np.random.SeedSequence(seed).spawn(len(self.weights))
         parts = {
-            name: part.loader(split, batch_size, seed=int(each.generate_state(1)[0]), **options)
-            for (name, part), each in zip(self.parts(split).items(), seeds, strict=True)
+            name: part.loader(split, batch_size, seed=int(part_seed.generate_state(1)[0]), **options)
+            for (name, part), part_seed in zip(self.parts(split).items(), seeds, strict=True)
         }
         weights = [*self.weights.values()]
         if not options.get("repeat"):
@@ -262,8 +262,8 @@ def check_sources(config: Any) -> None:
         if type(weight) not in (int, float) or not (weight > 0 and math.isfinite(weight)):
             raise UserError(f"sources: {source!r} has the weight {weight!r}; expected a positive number")
         place = os.path.realpath(os.path.expanduser(place)) if SOURCES[kind].is_files else place
-        if (other := known.setdefault(kind + colon + place, source)) != source:
-            raise UserError(f"sources: {other!r} and {source!r} are the same source; give it once")
+        if (same := known.setdefault(kind + colon + place, source)) != source:
+            raise UserError(f"sources: {same!r} and {source!r} are the same source; give it once")
     try:
         whole_weights([*sources.values()])
     except UserError as error:
@@ -279,7 +279,7 @@ def short_names(sources: Sequence[str]) -> list[str]:
         folder, _, file = place.rpartition("/")
         words.append([kind, *re.findall(r"\w+", folder), *re.findall(r"\w+", file.partition(".")[0])])
     for count in range(1, max(map(len, words)) + 1):
-        names = ["_".join(each[-count:]) for each in words]
+        names = ["_".join(parts[-count:]) for parts in words]
         if len({*names}) == len(names):
             return names
     return [f"{name}_{number}" for number, name in enumerate(names, 1)]

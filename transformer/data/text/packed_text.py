@@ -67,8 +67,8 @@ class PackedRows(Rows):
         t, last = self.sequence_length, len(self.cache.tokens) - 2  # the very last token has no target
         ends_b2 = np.stack([rows * t, np.minimum(rows * t + t - 1, last)], axis=1)
         ends_b2 = np.searchsorted(self.cache.offsets, ends_b2, side="right") - 1
-        found = [np.arange(first, last + 1) for first, last in ends_b2.tolist()]
-        return [each if row >= 0 else each[:0] for row, each in zip(rows, found, strict=True)]
+        documents = [np.arange(first, last + 1) for first, last in ends_b2.tolist()]
+        return [numbers if row >= 0 else numbers[:0] for row, numbers in zip(rows, documents, strict=True)]
 
 
 class StreamRows(Rows):
@@ -128,9 +128,9 @@ class TextDataConfig(CorpusConfig):
 
     checks: ClassVar = {**CorpusConfig.checks, "sources": check_sources}
 
-    def unread(self, others: Sequence[str]) -> dict[str, str]:
-        """The keys that no source reads, of these and `others`: {key: "with ..."}."""
-        names = [*(self.sources or [self.source]), *filter(None, [self.validation_source]), *others]
+    def unread(self, more: Sequence[str]) -> dict[str, str]:
+        """The keys that no source reads, of these and `more`: {key: "with ..."}."""
+        names = [*(self.sources or [self.source]), *filter(None, [self.validation_source]), *more]
         plain = all(name.startswith("text:") for name in names)
         return {"text_field": f"with {', '.join(names)}"} if plain else {}
 

@@ -85,10 +85,10 @@ class DrawnTokens:
         """All tokens, as in a `TokenCache`."""
         words, choice = self._all.words, self._choice
         counts, starts = self._all.lengths[words, choice], self._all.starts[words, choice]
-        found = np.zeros(self.offsets[-1], self._all.ids.dtype)
-        found[self._inside] = self._all.ids[np.repeat(starts, counts) + ranges(counts)]
-        found[self.offsets[:-1]], found[self.offsets[1:] - 1] = self._all.around
-        return found
+        tokens = np.zeros(self.offsets[-1], self._all.ids.dtype)
+        tokens[self._inside] = self._all.ids[np.repeat(starts, counts) + ranges(counts)]
+        tokens[self.offsets[:-1]], tokens[self.offsets[1:] - 1] = self._all.around
+        return tokens
 
     @functools.cached_property
     def num_bytes(self) -> np.ndarray:
@@ -124,8 +124,8 @@ def segment(word: str, ranks: Mapping[tuple[str, str], int], rate: float, rng: r
 
 def merges(tokenizer: Tokenizer) -> dict[tuple[str, str], int]:
     """Pair of symbols -> rank of their merge; {} if the tokenizer has none."""
-    found = json.loads(tokenizer.content)["model"].get("merges", ())
-    return {tuple(each.split(" ") if isinstance(each, str) else each): i for i, each in enumerate(found)}
+    pairs = json.loads(tokenizer.content)["model"].get("merges", ())
+    return {tuple(pair.split(" ") if isinstance(pair, str) else pair): i for i, pair in enumerate(pairs)}
 
 
 def _write(source: Source, tokenizer: Tokenizer, rate: float, folder: Path) -> None:
@@ -134,13 +134,13 @@ def _write(source: Source, tokenizer: Tokenizer, rate: float, folder: Path) -> N
     bar = tqdm(range(len(source)), f"splitting {source.name}", unit=" texts", **BAR)
     with open(folder / "words.uint32", "wb") as words:
         for document in bar:
-            found = [
+            indices = [
                 index.setdefault(word, len(index))
                 for text in source.pieces(document)
                 for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)
             ]
-            np.array(found, np.uint32).tofile(words)
-            offsets.append(offsets[-1] + len(found))
+            np.array(indices, np.uint32).tofile(words)
+            offsets.append(offsets[-1] + len(indices))
     np.array(offsets, np.int64).tofile(folder / "offsets.int64")
     ranks, rng = merges(tokenizer), random.Random(0)
     token_type = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
@@ -155,4 +155,4 @@ def _write(source: Source, tokenizer: Tokenizer, rate: float, folder: Path) -> N
                 drawn = [segment(word, ranks, rate, rng) for _ in range(DRAWN)]
                 tokens[1:] = [[backend.token_to_id(part) for part in parts] for parts in drawn]
             np.array(list(itertools.chain(*tokens)), token_type).tofile(ids)
-            np.array([len(each) for each in tokens], np.uint32).tofile(lengths)
+            np.array([len(row) for row in tokens], np.uint32).tofile(lengths)

@@ -33,9 +33,9 @@ class SpecialTokens:
         ids, size = [], tokenizer.vocab_size
         bert, roberta = ({tokenizer.find(name) for name in names} for names in NAMES)
         for name in NAMES[0 if bert != {None} or None in roberta else 1]:
-            found = tokenizer.find(name)
-            ids.append(size if found is None else found)
-            size += found is None
+            token_id = tokenizer.find(name)
+            ids.append(size if token_id is None else token_id)
+            size += token_id is None
         return cls(ids[0], ids[1], ids[2], size)
 
     def name(self, token: int) -> str:

@@ -39,11 +39,11 @@ def encode_by_offsets(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> It
     for batch in _batches(texts):
         encodings = backend.encode_batch(batch, add_special_tokens=False)
         decoded = backend.decode_batch([encoding.ids for encoding in encodings])
-        for text, encoding, found in zip(batch, encodings, decoded, strict=True):
+        for text, encoding, decoded_text in zip(batch, encodings, decoded, strict=True):
             ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 1]
             # Tokens that share a character all end with it: the first of them counts its bytes.
             ends = _bytes_before(text)[np.maximum.accumulate(ends)]
-            yield np.array(encoding.ids, np.int64), np.diff(ends, prepend=0), text != found
+            yield np.array(encoding.ids, np.int64), np.diff(ends, prepend=0), text != decoded_text
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -37,5 +37,5 @@ def other_format(path: Path) -> str:
     return ""
 
 
-def _convert(what: str, path: Path, module: str, read: str) -> str:
-    return f"{what}; convert it: `{PYTHON.format(module=module, read=read, file=path)}`"
+def _convert(problem: str, path: Path, module: str, read: str) -> str:
+    return f"{problem}; convert it: `{PYTHON.format(module=module, read=read, file=path)}`"

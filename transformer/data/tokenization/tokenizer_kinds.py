@@ -63,7 +63,7 @@ def train_normalized(
 def _symbol(byte: int) -> str:
     """The character for a byte in byte-level tokenizers: itself if it is printable."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return chr(byte) if byte in shown else chr(0x100 + byte - sum(other < byte for other in shown))
+    return chr(byte) if byte in shown else chr(0x100 + byte - sum(printable < byte for printable in shown))
 
 
 def byte_tokens(texts: Iterable[str] = (), vocab_size: int = 0) -> tokenizers.Tokenizer:
@@ -114,9 +114,9 @@ def train_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     )
     backend.train_from_iterator(texts, trainer)
     # A new model, because special tokens of the trainer are never decoded, and the unknown token should be.
-    made = tokenizers.Tokenizer(models.WordLevel(backend.get_vocab(), unk_token=UNKNOWN))
-    made.normalizer, made.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
-    return made
+    words = tokenizers.Tokenizer(models.WordLevel(backend.get_vocab(), unk_token=UNKNOWN))
+    words.normalizer, words.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    return words
 
 
 TOKENIZERS = {

@@ -29,30 +29,30 @@ def settings_beside(file: Path) -> dict[str, Any]:
     """
     path, template = file.with_name(SETTINGS), file.with_name(TEMPLATE)
     try:
-        given = parse_json(path.read_text(encoding="utf-8-sig")) if path.is_file() else {}
+        settings = parse_json(path.read_text(encoding="utf-8-sig")) if path.is_file() else {}
         own = {"chat_template": template.read_text(encoding="utf-8-sig")} if template.is_file() else {}
     except (OSError, ValueError) as error:
         raise UserError(f"{path} or {TEMPLATE} beside it: not readable ({str(error)[:160]})") from None
-    if not isinstance(given, dict):
-        raise UserError(f"{path}: a JSON {type(given).__name__}; expected an object, {{...}}")
-    return given | own
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: a JSON {type(settings).__name__}; expected an object, {{...}}")
+    return settings | own
 
 
 def special_in(settings: Mapping[str, Any], backend: tokenizers.Tokenizer) -> dict[str, str]:
     """Role -> name of the special tokens that the values of a `tokenizer_config.json` name and the tokenizer
     has; and the values `KEPT`."""
-    given, vocabulary = {key: settings.get(key) for key in (*ROLES, *KEPT)}, backend.get_vocab()
+    values, vocabulary = {key: settings.get(key) for key in (*ROLES, *KEPT)}, backend.get_vocab()
     # A name may come with how the token is stripped.
-    texts = {key: text.get("content") if isinstance(text, dict) else text for key, text in given.items()}
+    texts = {key: text.get("content") if isinstance(text, dict) else text for key, text in values.items()}
     texts["chat_template"] = chat_template_in(settings)
-    named = {key: text for key, text in texts.items() if isinstance(text, str) and text}
-    return {key: text for key, text in named.items() if key in TEXTS or text in vocabulary}
+    strings = {key: text for key, text in texts.items() if isinstance(text, str) and text}
+    return {key: text for key, text in strings.items() if key in TEXTS or text in vocabulary}
 
 
 def chat_template_in(settings: Mapping[str, Any]) -> str:
     """The chat template in the values of a `tokenizer_config.json`, of several the one named "default"; ""
     if there is none."""
-    given = settings.get("chat_template")
-    named = given if isinstance(given, list) else [{"name": "default", "template": given}]
-    default = [each for each in named if isinstance(each, dict) and each.get("name") == "default"]
-    return next((each["template"] for each in default if isinstance(each.get("template"), str)), "")
+    template = settings.get("chat_template")
+    templates = template if isinstance(template, list) else [{"name": "default", "template": template}]
+    default = [entry for entry in templates if isinstance(entry, dict) and entry.get("name") == "default"]
+    return next((entry["template"] for entry in default if isinstance(entry.get("template"), str)), "")

@@ -49,8 +49,8 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except Exception as error:  # the library raises nothing more precise
-        what = other_format(path) or f"not a tokenizer.json ({first_line(error)})"
-        raise UserError(f"{path}: {what}") from None
+        problem = other_format(path) or f"not a tokenizer.json ({first_line(error)})"
+        raise UserError(f"{path}: {problem}") from None
 
 
 def whole(backend: tokenizers.Tokenizer, name: str) -> Any:
@@ -87,7 +87,7 @@ class Tokenizer:
         backend.encode_special_tokens = True  # encode them as plain text
         self.backend, self.special = backend, {key: special[key] for key in ROLES if key in special}
         self.targets = targets or self
-        self.kept = {key: special[key] for key in KEPT if key in special}
+        self.extras = {key: special[key] for key in KEPT if key in special}
         self.folder: Path | None = None  # where it is from, for messages
         self.bos_id, self.eos_id, self.pad_id = (backend.get_vocab()[names[role]] for role in ROLES)
 
@@ -125,15 +125,15 @@ class Tokenizer:
         backend = read_backend(file)
         beside = any(file.with_name(name).is_file() for name in (SETTINGS, TEMPLATE))
         special = special_in(settings_beside(file), backend) if beside else NONE_NAMED
-        targets = cls(read_backend(other), special) if (other := file.with_name(TARGETS)).is_file() else None
-        found = cls(backend, special, targets)
-        found.folder = file.parent
-        return found
+        targets = cls(read_backend(saved), special) if (saved := file.with_name(TARGETS)).is_file() else None
+        tokenizer = cls(backend, special, targets)
+        tokenizer.folder = file.parent
+        return tokenizer
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes `tokenizer.json` atomically, with a tokenizer of targets beside it if that is another, and
         `tokenizer_config.json` if it names special tokens or has values that are kept."""
-        if settings := self.special | self.kept:
+        if settings := self.special | self.extras:
             replace(Path(path).with_name(SETTINGS), json.dumps(settings, ensure_ascii=False, indent=2))
         if self.targets is not self:
             replace(Path(path).with_name(TARGETS), self.targets.content)
@@ -142,11 +142,11 @@ class Tokenizer:
     @property
     def chat_template(self) -> str:
         """The template by which messages become one text; "" if none is known."""
-        return self.kept.get("chat_template", "")
+        return self.extras.get("chat_template", "")
 
     @chat_template.setter
     def chat_template(self, template: str) -> None:
-        self.kept["chat_template"] = template
+        self.extras["chat_template"] = template
 
     @property
     def content(self) -> str:
@@ -192,13 +192,13 @@ class Tokenizer:
         a text, otherwise of that at the beginning of a text."""
         shown = {self.normalize(self.decode([i])) for i in range(self.vocab_size)}
         words = sorted(shown - {"", UNKNOWN})
-        found: dict[str, int] = {}
+        ids: dict[str, int] = {}
         for texts in ([f" {word}" for word in words], words):
             encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
             for word, encoding in zip(words, encodings, strict=True):
                 if len(encoding.ids) == 1 and encoding.ids[0] != self.unknown_id:
-                    found.setdefault(word, encoding.ids[0])
-        return dict(sorted(found.items(), key=lambda item: item[1]))
+                    ids.setdefault(word, encoding.ids[0])
+        return dict(sorted(ids.items(), key=lambda item: item[1]))
 
     def normalize(self, text: str) -> str:
         """The text after the tokenizer's normalisation (such as lower case), stripped."""
@@ -218,12 +218,12 @@ class Tokenizer:
     def stream(self, ids: Iterable[int], before: Sequence[int] = ()) -> Iterator[str]:
         """`decode_after` in pieces as the ids arrive, without partial characters."""
         shown: list[int] = list(before)
-        held: list[int] = []
+        pending: list[int] = []
         for i in ids:
-            held.append(int(i))
-            text = self.decode_after(shown, held)
+            pending.append(int(i))
+            text = self.decode_after(shown, pending)
             if text and not text.endswith(UNKNOWN):
                 yield text
-                shown, held = held, []
-        if held:
-            yield self.decode_after(shown, held)
+                shown, pending = pending, []
+        if pending:
+            yield self.decode_after(shown, pending)

@@ -15,8 +15,8 @@ def normalize(answer: str) -> str:
 
     Source: Rajpurkar et al. 2016, section 6.1, and the official evaluation script.
     """
-    kept = "".join(character for character in answer.lower() if character not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+    letters = "".join(character for character in answer.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
 
 
 def exact_match(answer: str, reference: str) -> float:
@@ -27,11 +27,11 @@ def exact_match(answer: str, reference: str) -> float:
 def f1(answer: str, reference: str) -> float:
     """2 P R / (P + R) of the bags of words after `normalize`; if one is empty (no answer), 1 if both are,
     else 0, as in SQuAD 2.0."""
-    answered, wanted = normalize(answer).split(), normalize(reference).split()
-    if not answered or not wanted:
-        return float(answered == wanted)
-    shared = sum((Counter(answered) & Counter(wanted)).values())
-    return 2 * shared / (len(answered) + len(wanted))
+    answered, expected = normalize(answer).split(), normalize(reference).split()
+    if not answered or not expected:
+        return float(answered == expected)
+    shared = sum((Counter(answered) & Counter(expected)).values())
+    return 2 * shared / (len(answered) + len(expected))
 
 
 class SquadMetric(TextMetric):
@@ -46,10 +46,10 @@ class SquadMetric(TextMetric):
         return np.array(
             [
                 [
-                    max(score(answer, reference) for reference in _counting(wanted))
+                    max(score(answer, reference) for reference in _counting(expected))
                     for score in (exact_match, f1)
                 ]
-                for answer, wanted in zip(texts, references, strict=True)
+                for answer, expected in zip(texts, references, strict=True)
             ]
         ).reshape(-1, 2)
 

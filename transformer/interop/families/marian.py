@@ -58,12 +58,12 @@ ALIKE = {
 def read(config: Values) -> dict[str, Any]:
     """The dropout of embeddings; raises `UserError` if the two stacks have other sizes."""
     for key, (same, default) in ALIKE.items():
-        value, wanted = config.get(key), config.get(same) or default
+        value, expected = config.get(key), config.get(same) or default
         # Without a value the numbers of heads and of hidden units are the defaults, not those of the encoder.
         follows = key in ("decoder_vocab_size", "num_hidden_layers")
-        value = wanted if follows and value is None else value or default
-        if value != wanted:
-            raise UserError(f"{key}: {value!r} and {same}: {wanted!r}; only equal ones are known here")
+        value = expected if follows and value is None else value or default
+        if value != expected:
+            raise UserError(f"{key}: {value!r} and {same}: {expected!r}; only equal ones are known here")
     rate = config.get("dropout")
     return dict.fromkeys(("dropout", "embedding_dropout"), 0.1 if rate is None else rate)
 

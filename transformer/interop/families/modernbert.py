@@ -36,8 +36,8 @@ def encoder(model: Any) -> Iterator[Rule]:
     names, theirs = layers_of(model), "model.layers.{n}"
     for name in dict.fromkeys(names):
         ours = f"encoder/trunk/blocks/{name}" if len({*names}) > 1 else "encoder/trunk/blocks"
-        options: dict[str, Any] = {"layers": tuple(i for i, each in enumerate(names) if each == name)}
-        inputs = tuple(f"{ours}/attention/{each}" for each in ("query", "key", "value"))
+        options: dict[str, Any] = {"layers": tuple(i for i, kind in enumerate(names) if kind == name)}
+        inputs = tuple(f"{ours}/attention/{part}" for part in ("query", "key", "value"))
         gated = (f"{ours}/feed_forward/gate", f"{ours}/feed_forward/up")
         of_heads, of_hidden = "(c h k) -> c h k" if in_attention else None, "(c f) -> c f" if bias else None
         yield from affine(inputs, f"{theirs}.attn.Wqkv", "(c h k) d -> c d h k", of_heads, **options)
@@ -138,11 +138,11 @@ def write(model: Any) -> dict[str, Any]:
       UserError: layers that are none of theirs.
     """
     for name, kind in model.kinds.items():
-        for each in dataclasses.fields(kind):
-            own = each.name not in (*OF_LAYERS, "layers", "layer_kinds")
-            if own and getattr(kind, each.name) != getattr(model, each.name):
+        for field in dataclasses.fields(kind):
+            own = field.name not in (*OF_LAYERS, "layers", "layer_kinds")
+            if own and getattr(kind, field.name) != getattr(model, field.name):
                 raise UserError(
-                    f"model.layer_kinds.{name}.{each.name}: all layers of such models have the same"
+                    f"model.layer_kinds.{name}.{field.name}: all layers of such models have the same"
                 )
         if kind.pattern not in TYPES or (kind.pattern == "window" and kind.pattern_extra != 1):
             raise UserError(
@@ -156,17 +156,17 @@ def write(model: Any) -> dict[str, Any]:
         for ours, theirs in TYPES.items()
     }
     sizes = {kind.pattern_size for kind in kinds if kind.pattern == "window"} or {65}
-    if len(sizes) > 1 or any(len(each) > 1 for each in bases_by_kind.values()):
+    if len(sizes) > 1 or any(len(base_set) > 1 for base_set in bases_by_kind.values()):
         raise UserError(
             "model.layer_kinds: expected one pattern_size, and one position_base for each pattern"
         )
     rope = {
         name: {"rope_type": "default", "rope_theta": base}
-        for name, each in bases_by_kind.items()
-        for base in each
+        for name, base_set in bases_by_kind.items()
+        for base in base_set
     }
     types, count = [TYPES[kind.pattern] for kind in kinds], len(kinds)
-    older = {BASES[name][0]: each["rope_theta"] for name, each in rope.items()}
+    older = {BASES[name][0]: values["rope_theta"] for name, values in rope.items()}
     if every := next((n for n in range(1, count + 1) if alternating(count, n) == types), 0):
         older["global_attn_every_n_layers"] = every
     return older | {

@@ -60,9 +60,9 @@ def read(config: Values) -> dict[str, Any]:
     """
     kind = value_or(config, "feed_forward_proj", "relu")
     activation = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
-    for key, wanted in (("dense_act_fn", activation), ("is_gated_act", kind.startswith("gated-"))):
-        if value_or(config, key, wanted) != wanted:
-            raise UserError(f"{key}: {config[key]!r} with feed_forward_proj {kind!r}; expected {wanted!r}")
+    for key, expected in (("dense_act_fn", activation), ("is_gated_act", kind.startswith("gated-"))):
+        if value_or(config, key, expected) != expected:
+            raise UserError(f"{key}: {config[key]!r} with feed_forward_proj {kind!r}; expected {expected!r}")
     rate = config.get("dropout_rate")
     rates = dict.fromkeys(
         ("dropout", "embedding_dropout", "attention_dropout"), 0.1 if rate is None else rate

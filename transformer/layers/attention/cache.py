@@ -67,10 +67,10 @@ class KVCache:
         put = jax.lax.dynamic_update_slice_in_dim
         return jax.tree.map(lambda old, new: put(old, new.astype(old.dtype), start, axis=2), self, new)
 
-    def hold(self, slots: int, kept: int, filled: int) -> "KVCache":
-        """The cache with `slots` slots, or if `kept` is smaller a rolling cache of the last `kept` tokens."""
-        if kept < slots:
-            fit = functools.partial(rolling.keep_last, ring=kept, filled=filled)
+    def hold(self, slots: int, ring: int, filled: int) -> "KVCache":
+        """The cache with `slots` slots, or if `ring` is smaller a rolling cache of the last `ring` tokens."""
+        if ring < slots:
+            fit = functools.partial(rolling.keep_last, ring=ring, filled=filled)
             return dataclasses.replace(jax.tree.map(fit, self), wraps=True)
         added = (0, 0), (0, 0), (0, slots - self.slots), (0, 0)
         return dataclasses.replace(jax.tree.map(lambda x: jnp.pad(x, added), self), wraps=False)

@@ -84,8 +84,8 @@ class Mask:
 
     def positions(self, shape: tuple[int, ...]) -> jax.Array:
         """The positions of the queries, by default their indices, in an array of `shape` (b, t)."""
-        given = self.query_positions_bt
-        return jnp.broadcast_to(jnp.arange(shape[1]), shape) if given is None else given
+        positions_bt = self.query_positions_bt
+        return jnp.broadcast_to(jnp.arange(shape[1]), shape) if positions_bt is None else positions_bt
 
     def pick(self, indices_s: jax.Array) -> "Mask":
         """The mask for the keys at these indices only; indices below 0 are masked."""
@@ -136,8 +136,8 @@ class Mask:
             mask = dataclasses.replace(self, seeds_d=None, pattern=self.pattern.seeded(seed))
             return mask.block(t0, t, s0, s)[:, 0]
 
-        each: Any = jax.vmap(seeded, (0, 0 if jnp.ndim(s0) else None), 1)
-        allowed_bdts = each(self.seeds_d, s0)
+        block_of: Any = jax.vmap(seeded, (0, 0 if jnp.ndim(s0) else None), 1)
+        allowed_bdts = block_of(self.seeds_d, s0)
         return jnp.repeat(allowed_bdts, self.heads_per_seed, axis=1)
 
     def pad(self, t: int, s: int, whole_t: int, whole_s: int) -> "Mask":

@@ -42,8 +42,8 @@ class LinearAttention(Mixer, kw_only=True):  # type: ignore[call-arg]
         if not _serves(type(self.position)):
             names = {kind: name for name, kind in POSITIONS.items()}
             serving = ", ".join(repr(name) for name, kind in POSITIONS.items() if _serves(kind))
-            given = names.get(type(self.position), type(self.position).__name__)
-            raise UserError(f"position: {given!r} with mixer 'linear', which has {serving}")
+            position = names.get(type(self.position), type(self.position).__name__)
+            raise UserError(f"position: {position!r} with mixer 'linear', which has {serving}")
 
     @nn.compact
     def __call__(

@@ -132,8 +132,8 @@ def _places(*keys_bn: jax.Array) -> tuple[jax.Array, jax.Array]:
     begins_bn, ends_bn = (jnp.pad(edge_bm, ((0, 0), at), constant_values=True) for at in ((1, 0), (0, 1)))
     first_bn = jax.lax.cummax(jnp.where(begins_bn, index_n, 0), axis=1)
     last_bn = jax.lax.cummin(jnp.where(ends_bn, index_n, len(index_n)), axis=1, reverse=True)
-    found = index_n - first_bn, last_bn - first_bn + 1
-    place_bn, number_bn = (jnp.take_along_axis(x_bn, back_bn, axis=1) for x_bn in found)
+    ordered = index_n - first_bn, last_bn - first_bn + 1
+    place_bn, number_bn = (jnp.take_along_axis(x_bn, back_bn, axis=1) for x_bn in ordered)
     return place_bn, number_bn
 
 

@@ -92,12 +92,12 @@ def outer_products(x_ni: jax.Array, y_no: jax.Array, sizes_g: jax.Array) -> jax.
         over_n = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
         return jax.lax.ragged_dot_general(x_ni, y_no, sizes_g, over_n, preferred_element_type=jnp.float32)
     blocks = Blocks.of(sizes_g, n, size)
-    padded = [jnp.pad(each, ((0, size), (0, 0))) for each in (x_ni, y_no)]
+    padded = [jnp.pad(rows_n, ((0, size), (0, 0))) for rows_n in (x_ni, y_no)]
 
     def add(j: jax.Array, sums_gio: jax.Array) -> jax.Array:
         own_s1 = (blocks.firsts_j[j] + jnp.arange(size) < blocks.ends_j[j])[:, None]
         # Both, as 0 times NaN is NaN.
-        x_si, y_so = (jnp.where(own_s1, blocks.rows(each, j), 0) for each in padded)
+        x_si, y_so = (jnp.where(own_s1, blocks.rows(rows_n, j), 0) for rows_n in padded)
         return sums_gio.at[blocks.groups_j[j]].add(dot(x_si, y_so, range(1), range(1), sums_gio.dtype))
 
     sums_gio = jnp.zeros((len(sizes_g), x_ni.shape[1], y_no.shape[1]), jnp.float32)

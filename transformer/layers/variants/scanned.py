@@ -27,7 +27,7 @@ def scanned(
         places, rest = [_stacked(*layers[i:whole:m]) for i in range(m)], layers[whole:]
     first_round = jax.tree.map(operator.itemgetter(0), places)
     (_, shared), _ = jax.eval_shape(lambda: run_layers(state, 0, first_round))
-    structures: list[Any] = [jax.tree.structure(each) for each in (shared, state[1])]
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (shared, state[1])]
     if structures[0] != structures[1]:
         state, results = run_layers(state, 0, first_round)
         places, first = jax.tree.map(lambda x: x[1:], places), m
@@ -44,4 +44,4 @@ def scanned(
 
 
 def _stacked(*layers: Any) -> Any:
-    return jax.tree.map(lambda *each: jnp.stack(each), *layers)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)

@@ -28,13 +28,13 @@ class Skips:
         block = context.module
         if not isinstance(block, Block) or context.method_name != "__call__":
             return function(*args, **kwargs)
-        x_btd, *others = args
+        x_btd, *rest = args
         weight = block.param("skip", nn.with_logical_partitioning(nn.initializers.ones, ()), (), jnp.float32)
         outputs = block.get_variable(SHARED, "outputs", ())
         mirrored = self.num_layers - 1 - len(outputs)
         if mirrored < self.num_layers // 2:
             x_btd = x_btd + weight.astype(x_btd.dtype) * outputs[mirrored]
-        x_btd, cache = function(x_btd, *others, **kwargs)
+        x_btd, cache = function(x_btd, *rest, **kwargs)
         block.put_variable(SHARED, "outputs", (*outputs, x_btd))
         return x_btd, cache
 

@@ -25,7 +25,7 @@ def _kind(config: Any, name: str, per_layer: Sequence[str]) -> Any:
     for key in overrides:
         if key not in per_layer:
             raise UserError(f"{path}.{key}: not a key of one layer; {suggest(key, per_layer)}")
-    own = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
+    own = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     own.pop("value_embeddings", None)
     values = own | {"layers": (), "layer_kinds": {}, "share_position": False} | dict(overrides)
     # A kind does not inherit keys that its mixer or position encoding does not have.

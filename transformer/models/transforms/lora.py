@@ -91,7 +91,7 @@ def merged(params: Any, config: Any) -> Any:
     if not isinstance(params, Mapping):
         return params
     if "lora_down" not in params:
-        return {name: merged(each, config) for name, each in params.items()}
+        return {name: merged(part, config) for name, part in params.items()}
     kernel_ndf, down_ndr, up_nrf = (
         params["kernel"],
         *(params[name]["kernel"] for name in ("lora_down", "lora_up")),

@@ -83,8 +83,8 @@ def check_widths(c: Any) -> None:
 def _check_heads(c: Any, key_width: int) -> None:
     mixer = MIXERS[c.mixer]
     if issubclass(mixer, Attention) and "head_dim" not in mixer.__dataclass_fields__:
-        what = "with parametrization 'mup': its head is as wide as the model"
-        raise UserError(f"mixer: {c.mixer!r} {what}")
+        problem = "with parametrization 'mup': its head is as wide as the model"
+        raise UserError(f"mixer: {c.mixer!r} {problem}")
     if not c.base_head_dim:
         return
     scaled = f"with base_head_dim {c.base_head_dim}"

@@ -38,12 +38,12 @@ def reduced(params: Any, kind: str) -> Any:
     """
     if kind == "float32":
         return params
-    named, tree = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantized)
+    entries, tree = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantized)
     del params
-    paths, leaves = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named], []
-    named = [leaf for _, leaf in reversed(named)]
+    paths, leaves = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in entries], []
+    entries = [leaf for _, leaf in reversed(entries)]
     for path in paths:
-        leaf: Any = named.pop()
+        leaf: Any = entries.pop()
         axes = _axes(path, len(leaf.shape))
         leaves.append(leaf if axes is None or is_quantized(leaf) else _reduce(leaf, kind, axes))
     return jax.tree.unflatten(tree, leaves)

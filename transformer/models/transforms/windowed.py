@@ -20,7 +20,7 @@ def windowed(config: Any, size: int) -> Any:
     if not config.layers:
         return dataclasses.replace(config, **kinds[""])
     return dataclasses.replace(
-        config, layer_kinds={name: {**config.layer_kinds[name], **each} for name, each in kinds.items()}
+        config, layer_kinds={name: {**config.layer_kinds[name], **keys} for name, keys in kinds.items()}
     )
 
 
@@ -29,8 +29,8 @@ def _windowed(kind: Any, size: int, name: str) -> dict[str, Any]:
     if "pattern" not in MIXERS[kind.mixer].__dataclass_fields__:
         return {}
     if kind.pattern not in ("full", "window") or (kind.pattern == "window" and kind.pattern_extra > 1):
-        which = f"model.layer_kinds.{name}.pattern" if name else "model.pattern"
-        raise UserError(f"{size}; expected {which} 'full', or 'window' without dilation")
+        key = f"model.layer_kinds.{name}.pattern" if name else "model.pattern"
+        raise UserError(f"{size}; expected {key} 'full', or 'window' without dilation")
     if kind.pattern == "window" and kind.pattern_size <= size:
         return {}
     return {"pattern": "window", "pattern_size": size, "pattern_extra": 1}

@@ -35,8 +35,8 @@ def trained_steps(directory: str | os.PathLike) -> int:
 
 def checkpoint_steps(directory: str | os.PathLike) -> list[int]:
     """The steps of the complete checkpoints in a run's folder of checkpoints, in any order."""
-    found = os.listdir(directory) if os.path.isdir(directory) else ()
-    return [int(name) for name in found if name.isdecimal() and not _is_empty(os.path.join(directory, name))]
+    names = os.listdir(directory) if os.path.isdir(directory) else ()
+    return [int(name) for name in names if name.isdecimal() and not _is_empty(os.path.join(directory, name))]
 
 
 def _is_empty(folder: str) -> bool:
@@ -93,9 +93,9 @@ class Checkpoints:
         orbax = _load_orbax()
         policies = orbax.checkpoint_managers
         best = policies.BestN(get_metric_fn=self._merit, n=1, keep_checkpoints_without_metrics=False)
-        kept = [policies.LatestN(self.keep_last), *([best] if self.keep_best else [])]
+        rules = [policies.LatestN(self.keep_last), *([best] if self.keep_best else [])]
         options = orbax.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy(kept),
+            preservation_policy=policies.AnyPreservationPolicy(rules),
             best_fn=self._merit if self.keep_best else None,  # without it orbax writes no metrics
             cleanup_tmp_directories=True,
         )
@@ -161,15 +161,15 @@ class Checkpoints:
         Raises:
           UserError: no such checkpoint, or its arrays are not exactly those of `abstract`.
         """
-        found = self.find(step)
-        return self._read(found, abstract, self.stored(found))
+        number = self.find(step)
+        return self._read(number, abstract, self.stored(number))
 
     def restore_params(self, abstract: Params, step: Step = "latest") -> Params:
         """The parameters for evaluation and prediction (their moving average if the run keeps one); the
         optimizer state is not read. Raises as `restore`."""
-        found = self.find(step)
-        name, stored = _params_in(self.stored(found))
-        return self._read(found, {name: abstract}, {name: stored})[name]
+        number = self.find(step)
+        name, stored = _params_in(self.stored(number))
+        return self._read(number, {name: abstract}, {name: stored})[name]
 
     def stored_params(self, step: Step = "latest") -> dict[str, tuple]:
         """Path -> (shape, type) of the parameters that `restore_params` reads."""
@@ -177,9 +177,9 @@ class Checkpoints:
 
     def restore_some(self, abstract: Params, step: Step = "latest") -> Params:
         """`restore_params` from a checkpoint that may have more parameters than `abstract`."""
-        found = self.find(step)
-        name, stored = _params_in(self.stored(found))
-        return self._restore(found, {name: abstract}, arrays({name: stored}))[name]
+        number = self.find(step)
+        name, stored = _params_in(self.stored(number))
+        return self._restore(number, {name: abstract}, arrays({name: stored}))[name]
 
     def restore_parts(self, abstract: Mapping[str, Any], step: int) -> dict[str, Any]:
         """Some fields of a state by their names; raises as `restore`."""
@@ -189,9 +189,9 @@ class Checkpoints:
     def stored(self, step: int) -> dict[str, Any]:
         """The fields of the state in a checkpoint, with descriptions in place of arrays."""
         with untrusted(self._path(step)) as path:
-            found = _load_orbax().PyTreeCheckpointHandler().metadata(path / STATE).tree
-            check_chunks(found)
-            return found
+            tree = _load_orbax().PyTreeCheckpointHandler().metadata(path / STATE).tree
+            check_chunks(tree)
+            return tree
 
     def find(self, step: Step) -> int:
         """The step of a checkpoint; raises `UserError` if there is none."""
@@ -200,10 +200,10 @@ class Checkpoints:
             raise UserError(f"{self.directory}: there are no checkpoints")
         if step == "best":
             return self._best(steps)
-        found = steps[-1] if step == "latest" else int(step)
-        if found not in steps:
+        number = steps[-1] if step == "latest" else int(step)
+        if number not in steps:
             raise UserError(f"{self.directory}: no checkpoint of step {step}; there are {some(steps)}")
-        return found
+        return number
 
     def _best(self, steps: list[int]) -> int:
         """The best step; the latest if no checkpoint has metrics (the run was stopped before an
@@ -246,10 +246,10 @@ class Checkpoints:
 
     def _read(self, step: int, abstract: Any, stored: Any) -> Any:
         """`abstract` from a checkpoint that has `stored`, by fields; raises as `restore`."""
-        if (found := arrays(stored)) != (wanted := arrays(abstract)):
-            differing = compare(found, wanted)
+        if (saved := arrays(stored)) != (expected := arrays(abstract)):
+            differing = compare(saved, expected)
             raise UserError(f"{self._path(step)}: the checkpoint is not of this config: {differing}")
-        return self._restore(step, abstract, found)
+        return self._restore(step, abstract, saved)
 
     def _restore(self, step: int, abstract: Any, stored: Mapping[str, tuple]) -> Any:
         """The arrays of `abstract`. Those that were `stored` in this shape and type are compared with the
@@ -261,9 +261,9 @@ class Checkpoints:
             restored = orbax.PyTreeCheckpointHandler().restore(path / STATE, args=args)
             written = dict(_values(path / "_CHECKPOINT_METADATA").get("custom_metadata") or {})
             sums = dict(written.get("checksums", {}))
-        found = arrays(restored)
+        shapes = arrays(restored)
         for name, checksum in checksums(restored).items() if sums else ():
-            if stored[name] == found[name] and checksum != sums.get(name):
+            if stored[name] == shapes[name] and checksum != sums.get(name):
                 raise DamagedCheckpoint(self._path(step), f"checksum mismatch in {name}")
         return restored
 

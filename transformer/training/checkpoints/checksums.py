@@ -37,18 +37,18 @@ def _sums(array: jax.Array) -> jax.Array:
     return jnp.stack([jnp.sum(words * (place * jnp.uint32(m) | 1), dtype=jnp.uint32) for m in MULTIPLIERS])
 
 
-def compare(stored: Mapping[str, tuple], wanted: Mapping[str, tuple]) -> str:
-    """The differences between the arrays `stored` and `wanted`, path -> (shape, dtype), in one line; "" if
+def compare(stored: Mapping[str, tuple], expected: Mapping[str, tuple]) -> str:
+    """The differences between the arrays `stored` and `expected`, path -> (shape, dtype), in one line; "" if
     there are none."""
-    missing = [path for path in wanted if path not in stored]
-    extra = [path for path in stored if path not in wanted]
+    missing = [path for path in expected if path not in stored]
+    extra = [path for path in stored if path not in expected]
     differing = [
-        f"{path} is {_describe(stored[path])}, here {_describe(wanted[path])}"
-        for path in wanted
-        if path in stored and stored[path] != wanted[path]
+        f"{path} is {_describe(stored[path])}, here {_describe(expected[path])}"
+        for path in expected
+        if path in stored and stored[path] != expected[path]
     ]
-    named = {"missing: ": missing, "unexpected: ": extra, "": differing}
-    return "; ".join(f"{title}{some(paths)}" for title, paths in named.items() if paths)
+    groups = {"missing: ": missing, "unexpected: ": extra, "": differing}
+    return "; ".join(f"{title}{some(paths)}" for title, paths in groups.items() if paths)
 
 
 def arrays(tree: Any) -> dict[str, tuple]:

@@ -46,22 +46,22 @@ class Fork:
         def differs(name: str) -> str:
             return compare(arrays(stored.get(name)), arrays(getattr(run.abstract, name)))
 
-        if found := differs("params"):
+        if difference := differs("params"):
             raise UserError(
-                f"--workdir: {source}, step {step}, has parameters of another model: {found}; a new run "
+                f"--workdir: {source}, step {step}, has parameters of another model: {difference}; a new run "
                 f"takes those that fit with --config.initialize_from={source}@{step}"
             )
-        if not optimizer and (found := differs("opt_state")):
+        if not optimizer and (difference := differs("opt_state")):
             raise UserError(
-                f"--workdir: {source}, step {step}, has the state of another optimizer: {found}; "
+                f"--workdir: {source}, step {step}, has the state of another optimizer: {difference}; "
                 "--fresh_optimizer resets it"
             )
         reset = {"opt_state": optimizer, "carry": carry or (differs("carry") and "its shape is another")}
         if stored.get("ema") is None:
             reset["ema"] = "it starts with the parameters"
-        wanted = [name for name in ("opt_state", "ema", "carry") if getattr(run.abstract, name) is not None]
-        continues = *ALWAYS, *(name for name in wanted if not reset.get(name))
-        return cls(source, step, continues, {name: reset[name] for name in wanted if reset.get(name)})
+        fields = [name for name in ("opt_state", "ema", "carry") if getattr(run.abstract, name) is not None]
+        continues = *ALWAYS, *(name for name in fields if not reset.get(name))
+        return cls(source, step, continues, {name: reset[name] for name in fields if reset.get(name)})
 
     def state(self, run: Run) -> State:
         """The first state of `run`, which it could read from a checkpoint.
@@ -73,24 +73,24 @@ class Fork:
         read = {name: getattr(run.abstract, name) for name in self.continues}
         checkpoints = Checkpoints(RunFolder(self.source).checkpoints, write=False)
         with run.placed():
-            found = checkpoints.restore_parts(read, self.step)
-            made = {name: begin[name](run, found) for name in self.reset}
-        state = State(**{"ema": None, "carry": None} | found | made)
+            parts = checkpoints.restore_parts(read, self.step)
+            fresh = {name: begin[name](run, parts) for name in self.reset}
+        state = State(**{"ema": None, "carry": None} | parts | fresh)
         if differs := compare(arrays(state), arrays(run.abstract)):
             raise UserError(f"--mode=fork: the first state does not fit the run: {differs}")
         _ = run.stages.traced(self.step) if run.config.train.until else run.traced()
         return state
 
 
-def _optimizer_state(run: Run, found: dict[str, Any]) -> Any:
-    return jax.jit(run.optimizer.init, out_shardings=run.shardings.opt_state)(found["params"])
+def _optimizer_state(run: Run, parts: dict[str, Any]) -> Any:
+    return jax.jit(run.optimizer.init, out_shardings=run.shardings.opt_state)(parts["params"])
 
 
-def _average(run: Run, found: dict[str, Any]) -> Any:
-    return jax.tree.map(jax.numpy.copy, found["params"])
+def _average(run: Run, parts: dict[str, Any]) -> Any:
+    return jax.tree.map(jax.numpy.copy, parts["params"])
 
 
-def _carry(run: Run, found: dict[str, Any]) -> Any:
+def _carry(run: Run, parts: dict[str, Any]) -> Any:
     return jax.jit(run.experiment.initial_carry, out_shardings=run.shardings.carry)()
 
 

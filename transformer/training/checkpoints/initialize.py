@@ -57,7 +57,7 @@ class Origin(Protocol):
         """Path -> (shape, type)."""
         ...
 
-    def read(self, wanted: Params) -> Params:
+    def read(self, abstract: Params) -> Params:
         """The parameters of a tree of `jax.ShapeDtypeStruct`s, which may lack some, with its shardings."""
         ...
 
@@ -80,10 +80,10 @@ class Checkpoint:
         averaged = config.train.average_last if config and step in (None, "latest") else 1
         checkpoints = _checkpoints(folder)
         try:
-            found = checkpoints.find(_default_step(checkpoints) if step is None else step)
+            number = checkpoints.find(_default_step(checkpoints) if step is None else step)
         except UserError as error:
             raise UserError(f"initialize_from: {error}") from None
-        return cls(folder, found, tuple(checkpoints.steps()[-averaged:-1]), config)
+        return cls(folder, number, tuple(checkpoints.steps()[-averaged:-1]), config)
 
     @property
     def name(self) -> str:
@@ -101,9 +101,9 @@ class Checkpoint:
         """See `Origin`."""
         return _checkpoints(self.folder).stored_params(self.step)
 
-    def read(self, wanted: Params) -> Params:
+    def read(self, abstract: Params) -> Params:
         """See `Origin`."""
-        restored = functools.partial(_checkpoints(self.folder).restore_some, wanted)
+        restored = functools.partial(_checkpoints(self.folder).restore_some, abstract)
         return mean(map(restored, (*self.before, self.step)))
 
     def __str__(self) -> str:
@@ -165,8 +165,8 @@ class WarmStart:
         }
         refused = [path for path in differing if not _among(path, may_be_new)]
         if refused:
-            found = _some([shapes[path] for path in refused])
-            raise UserError(f"initialize_from: {folder} has other shapes: {found}{because}")
+            listed = _some([shapes[path] for path in refused])
+            raise UserError(f"initialize_from: {folder} has other shapes: {listed}{because}")
         replaced = {*relabelled, *differing}
         new = tuple(path for path in here if path not in there or path in replaced)
         lacking = [
@@ -187,35 +187,35 @@ class WarmStart:
                 f"model.lora_rank={max(ranks, default=0)} takes them where model.lora_layers says so, "
                 "initialize_strict=false leaves them"
             )
-        changing = [str(each) for each in keys if each.effect is None]
+        changing = [str(key) for key in keys if key.effect is None]
         if changing and may_be_new is not None:
             raise UserError(
                 f"initialize_from: {_some(changing)}, with which the parameters of {folder} compute another "
                 "function; leave it out, or initialize_strict=false allows it"
             )
         why = [f"{LABELLED} is new: its labels are {_named(theirs)} there and {_named(labels)} here"]
-        asked = [each.explained() for each in keys if each.effect != ""]
-        remarks = (*origin.remarks, *(why if relabelled else ()), *shapes.values(), *asked)
+        explained = [key.explained() for key in keys if key.effect != ""]
+        remarks = (*origin.remarks, *(why if relabelled else ()), *shapes.values(), *explained)
         return cls(origin, taken, new, left, remarks)
 
     def table(self) -> list[str]:
         """One line for each group of parameters, taken, new or left, and the reasons for new ones."""
         groups = [
             line
-            for what, paths in (("taken", self.taken), ("new", self.new), ("left", self.left))
-            for line in _grouped(what, paths)
+            for label, paths in (("taken", self.taken), ("new", self.new), ("left", self.left))
+            for line in _grouped(label, paths)
         ]
         return [*groups, *(f"  {reason}" for reason in self.why)]
 
     def apply(self, params: Params) -> Params:
         """`params` with the taken ones from the origin, with the same sharding."""
         flat = traverse_util.flatten_dict(params, sep="/")
-        wanted = {
+        abstract = {
             path: jax.ShapeDtypeStruct(flat[path].shape, flat[path].dtype, sharding=flat[path].sharding)
             for path in self.taken
         }
-        found = self.origin.read(traverse_util.unflatten_dict(wanted, sep="/"))
-        return traverse_util.unflatten_dict(flat | traverse_util.flatten_dict(found, sep="/"), sep="/")
+        restored = self.origin.read(traverse_util.unflatten_dict(abstract, sep="/"))
+        return traverse_util.unflatten_dict(flat | traverse_util.flatten_dict(restored, sep="/"), sep="/")
 
 
 def mean(trees: Iterable[Params]) -> Params:
@@ -230,12 +230,12 @@ def mean(trees: Iterable[Params]) -> Params:
 def _checkpoints(folder: Path) -> Checkpoints:
     paths = RunFolder(folder)
     if not paths.checkpoints.is_dir():
-        made = "--mode=import makes one of a model of transformers"
+        hint = "--mode=import makes one of a model of transformers"
         raise UserError(
-            f"initialize_from: {folder} has no checkpoints; expected the folder of a run ({made})"
+            f"initialize_from: {folder} has no checkpoints; expected the folder of a run ({hint})"
         )
-    kept = _read(paths.config) or {}
-    keep_best = kept.get("train", {}).get("keep_best", "")
+    config = _read(paths.config) or {}
+    keep_best = config.get("train", {}).get("keep_best", "")
     return Checkpoints(paths.checkpoints, keep_best=keep_best, write=False)
 
 
@@ -258,13 +258,13 @@ def _named(labels: Sequence[str] | None) -> str:
     return "none" if labels is None else _some([repr(label) for label in labels])
 
 
-def _grouped(what: str, paths: tuple[str, ...]) -> list[str]:
+def _grouped(label: str, paths: tuple[str, ...]) -> list[str]:
     groups: dict[str, int] = {}
     for path in paths:
         group = "/".join(path.split("/")[:3])
         groups[group] = groups.get(group, 0) + 1
     return [
-        f"  {what:5}  {group}" + (f" ({count} arrays)" if count > 1 else "")
+        f"  {label:5}  {group}" + (f" ({count} arrays)" if count > 1 else "")
         for group, count in groups.items()
     ]
 

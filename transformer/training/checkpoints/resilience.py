@@ -133,8 +133,8 @@ class ResilientCheckpoints:
                 self._checkpoints.reopen()
 
     def _note_failure(self, step: int, why: str, error: Exception | None = None) -> None:
-        kept = max(self._checkpoints.written(), default=None)
-        last = "there is none before it" if kept is None else f"the last one is of step {kept}"
+        saved = max(self._checkpoints.written(), default=None)
+        last = "there is none before it" if saved is None else f"the last one is of step {saved}"
         self._failure = f"{self._checkpoints.directory}: step {step} could not be saved ({why}); {last}"
         self._pending = True
         if error is not None and jax.process_count() > 1:

@@ -16,9 +16,9 @@ def is_failing(error: BaseException) -> bool:
 
 def reason(error: BaseException) -> str:
     """Why something could not be written, in a line."""
-    found = getattr(error, "strerror", None) or str(error).partition("\n")[0][:200] or type(error).__name__
+    message = getattr(error, "strerror", None) or str(error).partition("\n")[0][:200] or type(error).__name__
     number = str(error).rpartition("os_error_code='")[2].partition("'")[0]  # as TensorStore says it
-    return os.strerror(int(number)) if number.isdecimal() else found
+    return os.strerror(int(number)) if number.isdecimal() else message
 
 
 class AppendFile:

@@ -22,7 +22,7 @@ class Agreement:
 
     due: int = 0  # the step to ask at
     steps: int = 0  # from the last agreement to this step; 0 before the first one
-    asked: float = 0.0  # the time of the last agreement
+    agreed: float = 0.0  # the time of the last agreement
 
     def largest(self, step: int, *values: int) -> tuple[int, ...]:
         """The largest of each value that any process gives after `step`, or zeros if they do not ask there.
@@ -38,13 +38,13 @@ class Agreement:
 
     def _wanted(self) -> int:
         """The number of steps to the next agreement that takes `SECONDS` by this process's clock."""
-        before, self.asked = self.asked, time.monotonic()
-        return max(1, min(2 * self.steps, int(self.steps * SECONDS / max(self.asked - before, 1e-9))))
+        before, self.agreed = self.agreed, time.monotonic()
+        return max(1, min(2 * self.steps, int(self.steps * SECONDS / max(self.agreed - before, 1e-9))))
 
 
-def any_of(given: bool) -> bool:
+def any_of(flag: bool) -> bool:
     """Whether any process gives True; every process must call this."""
-    return given if jax.process_count() == 1 else bool(_gathered([given]).any())
+    return flag if jax.process_count() == 1 else bool(_gathered([flag]).any())
 
 
 def _gathered(values: list[int]) -> np.ndarray:

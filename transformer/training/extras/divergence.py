@@ -88,5 +88,5 @@ def _logged(metrics: Path | None, step: int) -> list[float]:
     """The finite training losses that were logged before `step`."""
     if metrics is None or not metrics.exists():
         return []
-    found = [json.loads(line).get("train/loss") for line in whole_lines(metrics, step - 1)]
-    return [loss for loss in found if loss is not None]
+    losses = [json.loads(line).get("train/loss") for line in whole_lines(metrics, step - 1)]
+    return [loss for loss in losses if loss is not None]

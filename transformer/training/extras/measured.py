@@ -52,7 +52,7 @@ def measuring(step: TrainStep, measures: Any) -> TrainStep:
         with nn.intercept_methods(measures):
             state, metrics = step(state, batch)
         return state, {
-            name: each for key, sum_ in metrics.items() for name, each in measures.finished(key, sum_)
+            name: value for key, sum_ in metrics.items() for name, value in measures.finished(key, sum_)
         }
 
     return measured
@@ -64,14 +64,14 @@ def layer_norms(layers: tuple[str, ...]) -> Callable[..., dict[str, Sum]]:
     `rules.parameter_settings`."""
 
     def norms(**trees: Params) -> dict[str, Sum]:
-        found: dict[str, jax.Array] = {}
+        squares: dict[str, jax.Array] = {}
         for kind, tree in trees.items():
             for leaf, paths in zip(jax.tree.leaves(tree), numbered(tree, layers), strict=True):
                 squares_n = jnp.sum(jnp.square(leaf.astype(jnp.float32)).reshape(len(paths), -1), axis=1)
                 for i, path in enumerate(paths):
                     name = f"norms/{kind}/{_layer(path)}"
-                    found[name] = found.get(name, jnp.float32(0)) + squares_n[i]
-        return {name: Sum.of(jnp.sqrt(square)) for name, square in found.items()}
+                    squares[name] = squares.get(name, jnp.float32(0)) + squares_n[i]
+        return {name: Sum.of(jnp.sqrt(square)) for name, square in squares.items()}
 
     return norms
 

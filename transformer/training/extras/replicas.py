@@ -86,8 +86,8 @@ def _product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The upper and lower 32 bits of a b."""
     a_high, a_low, b_high, b_low = a >> 16, a & 0xFFFF, b >> 16, b & 0xFFFF
     middle = a_high * b_low + (a_low * b_low >> 16)
-    other = a_low * b_high + (middle & 0xFFFF)
-    return a_high * b_high + (middle >> 16) + (other >> 16), a * b
+    cross = a_low * b_high + (middle & 0xFFFF)
+    return a_high * b_high + (middle >> 16) + (cross >> 16), a * b
 
 
 THREEFRY = generators.threefry_prng_impl

@@ -42,27 +42,27 @@ class Stages:
 
     def __init__(self, run: Any) -> None:
         """Raises as `check` of the steps after the latest checkpoint."""
-        self._run, found = run, [*stage_configs(run.config)]
+        self._run, stages = run, [*stage_configs(run.config)]
         self.pause: Callable[[], Any] = contextlib.nullcontext
         """A context for work that is not training."""
         self.memory_gb: dict[Any, float | None] = {}
         """The memory of a step of each stage's run that has started, in GiB on each device."""
         last = {name: SCHEDULED[name].value(run.config) for name in run.config.train.until}
-        runs, ends = [(found[-1].config, run)], [*(each.first for each in found[1:]), FOREVER]
+        runs, ends = [(stages[-1].config, run)], [*(stage.first for stage in stages[1:]), FOREVER]
         self._stages: list[Stage] = []
         self._impossible: dict[int, UserError] = {}  # by the end of the stage
-        for each, end in zip(found, ends, strict=True):
-            its_run = next((known for config, known in runs if config == each.config), None)
-            rows = each.config.train.batch_size
+        for stage, end in zip(stages, ends, strict=True):
+            its_run = next((known for config, known in runs if config == stage.config), None)
+            rows = stage.config.train.batch_size
             if its_run is None:
                 try:
-                    its_run = _stage_run(run, each.config)
-                    runs.append((each.config, its_run))
+                    its_run = _stage_run(run, stage.config)
+                    runs.append((stage.config, its_run))
                 except UserError as error:
-                    given = f"config.train.until.batch_size: {rows} in steps {each.first + 1} to {end}"
-                    said = str(error).replace(f"train.batch_size: {rows}", given, 1)
-                    self._impossible[end] = UserError(said)
-            self._stages.append(Stage(each.first, end, rows, its_run, last | each.values))
+                    setting = f"config.train.until.batch_size: {rows} in steps {stage.first + 1} to {end}"
+                    message = str(error).replace(f"train.batch_size: {rows}", setting, 1)
+                    self._impossible[end] = UserError(message)
+            self._stages.append(Stage(stage.first, end, rows, its_run, last | stage.values))
         self.check(trained_steps(run.folder.checkpoints))
 
     def check(self, done: int) -> None:
@@ -108,9 +108,9 @@ class Stages:
 def _stage_run(run: Any, config: Any) -> Any:
     """The run with the config of a stage, which has the same state."""
     experiment = type(run.experiment)(config, **run.experiment.data.kept())
-    found = dataclasses.replace(run, experiment=experiment, config=config)
-    found.abstract = run.abstract
-    return found
+    stage_run = dataclasses.replace(run, experiment=experiment, config=config)
+    stage_run.abstract = run.abstract
+    return stage_run
 
 
 def _traced(stage: Stage) -> Any:
@@ -165,14 +165,14 @@ class StagedBatches:
         """The documents of the batch of a step, if they are known (see `DataLoader`)."""
         pairs = zip(self._stages, self._loaders, strict=True)
         stage, loader = next((stage, loader) for stage, loader in pairs if step < stage.end)
-        found, length = loader.documents_at(step), stage.values.get("sequence_length")
-        if not length or found is None:
-            return found
+        documents, length = loader.documents_at(step), stage.values.get("sequence_length")
+        if not length or documents is None:
+            return documents
         # In each of the shorter rows the first segment is number 1.
-        first_rc = loader.batch_at(step)["segments"].reshape(len(found), -1, length)[..., 0]
+        first_rc = loader.batch_at(step)["segments"].reshape(len(documents), -1, length)[..., 0]
         return [
-            each[max(first - 1, 0) :]
-            for each, firsts in zip(found, first_rc, strict=True)
+            numbers[max(first - 1, 0) :]
+            for numbers, firsts in zip(documents, first_rc, strict=True)
             for first in firsts
         ]
 
@@ -202,8 +202,8 @@ class StagedStep:
 
     def _make(self, run: Any) -> Any:
         plain, c = CompiledStep(run.jitted(), run.compiler_options), run.config.train
-        both = c.log_norms or c.log_attention
-        return measured.make(run, plain, self._done) if both else plain
+        measures = c.log_norms or c.log_attention
+        return measured.make(run, plain, self._done) if measures else plain
 
     @property
     def memory_gb(self) -> float | None:
@@ -249,4 +249,4 @@ class StagedMeter(Meter):
         if not all(rates):
             return None
         tokens = [*map(self.stages.tokens, self._counted)]
-        return sum(tokens) / sum(each / rate for each, rate in zip(tokens, rates, strict=True))
+        return sum(tokens) / sum(count / rate for count, rate in zip(tokens, rates, strict=True))

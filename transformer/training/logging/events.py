@@ -38,13 +38,13 @@ class Events:
 
     def add_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes a scalar for each value, all of them or none."""
-        found = [self._summary.scalar(name, value) for name, value in values.items()]
-        self._write(*(self._pb.Event(step=step, summary=each) for each in found))
+        summaries = [self._summary.scalar(name, value) for name, value in values.items()]
+        self._write(*(self._pb.Event(step=step, summary=summary) for summary in summaries))
 
     def add_picture(self, name: str, pixels_hwc: Any, step: int) -> None:
         """Writes a picture of 8-bit numbers, or of those from 0 to 1."""
-        found = self._summary.image(name, pixels_hwc, dataformats="HWC")
-        self._write(self._pb.Event(step=step, summary=found))
+        summary = self._summary.image(name, pixels_hwc, dataformats="HWC")
+        self._write(self._pb.Event(step=step, summary=summary))
 
     def _write(self, *events: Any) -> None:
         now = time.time()
@@ -55,7 +55,7 @@ class Events:
     def _record(self, data: bytes) -> bytes:
         """A record of TensorFlow: length, its checksum, data, their checksum."""
         size = struct.pack("<Q", len(data))
-        sums = [struct.pack("<I", self._checksum(each)) for each in (size, data)]
+        sums = [struct.pack("<I", self._checksum(part)) for part in (size, data)]
         return size + sums[0] + data + sums[1]
 
     def close(self) -> None:

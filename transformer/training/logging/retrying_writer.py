@@ -27,9 +27,9 @@ class RetryingWriter:
                 self._kept.popleft()
         except OSError as error:
             if not self._failed:
-                what, since = type(self._writer).__name__, self._kept[0][0]
+                name, since = type(self._writer).__name__, self._kept[0][0]
                 self._say(
-                    f"{what}: values since step {since} cannot be written ({reason(error)}) and are kept"
+                    f"{name}: values since step {since} cannot be written ({reason(error)}) and are kept"
                 )
             self._failed = True
         else:

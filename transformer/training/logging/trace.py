@@ -36,16 +36,16 @@ def rewrite(path: Path) -> None:
     program = path.with_name(path.name.replace(".trace.json.gz", ".xplane.pb"))
     with gzip.open(path, "rt", encoding="utf-8") as file:
         trace: dict[str, Any] = json.load(file)
-    kept = [event for event in trace["traceEvents"] if not str(event.get("name", "")).startswith(WAITING)]
-    busy = {(event["pid"], event.get("tid")) for event in kept if event.get("ph") == "X"}
+    events = [event for event in trace["traceEvents"] if not str(event.get("name", "")).startswith(WAITING)]
+    busy = {(event["pid"], event.get("tid")) for event in events if event.get("ph") == "X"}
     processes = {pid for pid, _ in busy}
     trace["traceEvents"] = [
         event
-        for event in kept
+        for event in events
         if event.get("ph") != "M"
         or ((event["pid"], event["tid"]) in busy if "tid" in event else event["pid"] in processes)
     ]
-    ran = {str((event.get("args") or {}).get("hlo_module")) for event in kept}
+    ran = {str((event.get("args") or {}).get("hlo_module")) for event in events}
     names = module_names(program.read_bytes(), ran) if program.is_file() else {}
     for event in trace["traceEvents"]:
         known = event.get("args") or {}
@@ -74,7 +74,7 @@ def readable(name: str) -> str:
     return f"{'backward ' if backward else ''}{'/'.join(shown)} {operation}".replace("  ", " ").strip()
 
 
-def module_names(xspace: bytes, wanted: set[str]) -> dict[tuple[str, str], str]:
+def module_names(xspace: bytes, programs: set[str]) -> dict[tuple[str, str], str]:
     """(program, operation) -> path of the operation in JAX, for the programs in a `*.xplane.pb`. The file has
     all programs of the process; of two with the same name, the one compiled last is used.
 
@@ -84,7 +84,7 @@ def module_names(xspace: bytes, wanted: set[str]) -> dict[tuple[str, str], str]:
     latest: dict[str, tuple[int, bytes]] = {}
     for metadata in _inside(xspace, 1, 4, 2):
         title = re.fullmatch(r"(.*)\((\d+)\)", _text(metadata, 2).decode())  # jit_train_step(12)
-        if title and title[1] in wanted and int(title[2]) > latest.get(title[1], (-1, b""))[0]:
+        if title and title[1] in programs and int(title[2]) > latest.get(title[1], (-1, b""))[0]:
             latest[title[1]] = int(title[2]), metadata
     return {
         (program, _text(instruction, 1).decode()): path.decode()

@@ -148,7 +148,7 @@ def _ids(folder: RunFolder) -> dict[str, str]:
         ids = parse_json(folder.trackers.read_bytes())
     except ValueError:
         ids = None
-    if not isinstance(ids, dict) or not all(isinstance(each, str) for each in ids.values()):
+    if not isinstance(ids, dict) or not all(isinstance(run_id, str) for run_id in ids.values()):
         raise UserError(
             f"{folder.trackers}: expected the ids of trackers; without it new runs are started there"
         )
@@ -157,7 +157,7 @@ def _ids(folder: RunFolder) -> dict[str, str]:
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        if isinstance(value, Mapping) and all(each.isidentifier() for each in value):
+        if isinstance(value, Mapping) and all(name.isidentifier() for name in value):
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -206,9 +206,9 @@ class Progress:
 
 def _cut_after(step: int, path: Path) -> str:
     """Drops the lines of later steps; returns the last remaining line or ""."""
-    kept = [line + "\n" for line in whole_lines(path, step)]
-    replace(path, "".join(kept))
-    return kept[-1] if kept else ""
+    lines = [line + "\n" for line in whole_lines(path, step)]
+    replace(path, "".join(lines))
+    return lines[-1] if lines else ""
 
 
 def whole_lines(path: Path, step: int) -> list[str]:

@@ -103,10 +103,10 @@ def vocabulary_parts(x: jax.Array, axis: int, parts: int) -> jax.Array:
     tokens the k-th of `parts` equal runs, so that a part is divided over devices as the whole."""
     before, (size, *after), (_, shards) = x.shape[:axis], x.shape[axis:], sharded_over("vocab")
     if size % (shards * parts):
-        each, on_each = size // shards, f" of each of {shards} devices" if shards > 1 else ""
-        nearest = min((n for n in range(1, each + 1) if each % n == 0), key=lambda n: abs(n - parts))
+        local, on_each = size // shards, f" of each of {shards} devices" if shards > 1 else ""
+        nearest = min((n for n in range(1, local + 1) if local % n == 0), key=lambda n: abs(n - parts))
         raise UserError(
-            f"config.loss.vocab_parts: {parts} does not divide the {each} tokens{on_each} (the "
+            f"config.loss.vocab_parts: {parts} does not divide the {local} tokens{on_each} (the "
             "vocabulary with its padding); expected a divisor such as "
             f"{nearest}, or another model.vocab_multiple"
         )

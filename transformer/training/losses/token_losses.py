@@ -52,21 +52,21 @@ class LossConfig(LogitsConfig):
         valid = [*inspect.signature(LOSSES[self.name]).parameters][1:]
         for key in self.arguments:
             if key not in valid:
-                what = f"takes only {', '.join(valid)}" if valid else "takes none"
-                raise UserError(f"arguments.{key}: {self.name} {what}")
+                problem = f"takes only {', '.join(valid)}" if valid else "takes none"
+                raise UserError(f"arguments.{key}: {self.name} {problem}")
         log_p = jax.ShapeDtypeStruct((2, 3), jnp.float32)
         try:
-            found = jax.eval_shape(self.loss, log_p)
+            loss = jax.eval_shape(self.loss, log_p)
         except UserError as error:
             raise UserError(f"arguments.{error}") from None
         except Exception as error:
             reason = first_line(error)
-            given = dict(self.arguments)
-            raise UserError(f"arguments: {self.name} cannot be used with {given}: {reason}") from error
-        if not isinstance(found, type(log_p)) or (found.shape, found.dtype) != (log_p.shape, log_p.dtype):
+            values = dict(self.arguments)
+            raise UserError(f"arguments: {self.name} cannot be used with {values}: {reason}") from error
+        if not isinstance(loss, type(log_p)) or (loss.shape, loss.dtype) != (log_p.shape, log_p.dtype):
             # A sum or a mean would be broadcast over the tokens, and an integer has no gradient.
-            which = f"name: {self.name!r} returns {_said(found)} for log-probabilities {_said(log_p)}"
-            raise UserError(f"{which}; expected a loss of each of them, in the same type")
+            problem = f"name: {self.name!r} returns {_said(loss)} for log-probabilities {_said(log_p)}"
+            raise UserError(f"{problem}; expected a loss of each of them, in the same type")
 
     checks: ClassVar = {"name": _check_loss, "arguments": _check_loss, "vocab_parts": _check_parts}
 

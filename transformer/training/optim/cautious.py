@@ -24,13 +24,13 @@ def cautious(factory: Factory, mask: str | None, roles: Roles) -> Factory:
 
     @functools.wraps(factory)
     def make(learning_rate: Schedule, **arguments: Any) -> optax.GradientTransformation:
-        decay, decayed = (arguments.pop(each, None) for each in ("weight_decay", mask)) if mask else (0, None)
+        decay, decayed = (arguments.pop(key, None) for key in ("weight_decay", mask)) if mask else (0, None)
         plain = factory(learning_rate=learning_rate, **arguments, **({"weight_decay": 0.0} if mask else {}))
 
         def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
-            found, state = plain.update(updates, state, params)
+            changes, state = plain.update(updates, state, params)
             agreeing = functools.partial(_agreeing, roles)
-            return jax.tree_util.tree_map_with_path(agreeing, found, updates), state
+            return jax.tree_util.tree_map_with_path(agreeing, changes, updates), state
 
         careful = optax.GradientTransformation(plain.init, update)
         if not decay:

@@ -31,12 +31,12 @@ def by_layer(factory: Factory, roles: Roles) -> Factory:
 
         def update(updates: Params, state: Any, params: Params) -> tuple[Params, dict[str, optax.OptState]]:
             groups = jax.tree_util.tree_map_with_path(group, updates)
-            found, of = {}, _parts(groups, params)
+            results, of = {}, _parts(groups, params)
             for name, part in _parts(groups, updates).items():
-                found[name] = _mapped(optimizer.update, name)(part, state[name], of[name])
-            names, changes = [*found], [each for each, _ in found.values()]
-            joined = jax.tree.map(lambda name, *each: each[names.index(name)], groups, *changes)
-            return joined, {name: new for name, (_, new) in found.items()}
+                results[name] = _mapped(optimizer.update, name)(part, state[name], of[name])
+            names, changes = [*results], [change for change, _ in results.values()]
+            joined = jax.tree.map(lambda name, *leaves: leaves[names.index(name)], groups, *changes)
+            return joined, {name: new for name, (_, new) in results.items()}
 
         return optax.GradientTransformation(init, update)
 

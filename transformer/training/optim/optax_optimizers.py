@@ -65,10 +65,10 @@ def find_optimizer(name: str, key: str = "name", roles: Roles = unknown) -> Fact
         return OPTIMIZERS[name](roles)
     if name.startswith(CAUTIOUS):
         return _cautious(name.removeprefix(CAUTIOUS), key, roles)
-    found = functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), optax)
-    if not is_optimizer(found):
+    factory = functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), optax)
+    if not is_optimizer(factory):
         raise UserError(f"{key}: optax has no optimizer {name!r}; {_valid_names(name)}")
-    return found
+    return factory
 
 
 def _cautious(name: str, key: str, roles: Roles) -> Factory:
@@ -80,14 +80,14 @@ def _cautious(name: str, key: str, roles: Roles) -> Factory:
     return cautious(factory, mask_name(inspect.signature(factory).parameters), roles)
 
 
-def is_optimizer(found: Any) -> bool:
+def is_optimizer(attribute: Any) -> bool:
     """Whether an attribute of optax is the factory of an optimizer."""
-    if isinstance(found, types.FunctionType):
-        if found.__name__.startswith(("_", "scale_by_")):
+    if isinstance(attribute, types.FunctionType):
+        if attribute.__name__.startswith(("_", "scale_by_")):
             return False
-    elif not isinstance(found, functools.partial):
+    elif not isinstance(attribute, functools.partial):
         return False
-    parameters = inspect.signature(found).parameters
+    parameters = inspect.signature(attribute).parameters
     return "learning_rate" in parameters and "base_optimizer" not in parameters
 
 
@@ -95,13 +95,13 @@ def _valid_names(name: str) -> str:
     """The end of an error: optimizers with similar names, or all of them."""
     families = {"": optax, "contrib.": optax.contrib}
     names = [
-        prefix + each
+        prefix + known
         for prefix, family in families.items()
-        for each, value in sorted(vars(family).items())
-        if not each.startswith("_") and is_optimizer(value)
+        for known, value in sorted(vars(family).items())
+        if not known.startswith("_") and is_optimizer(value)
     ]
-    names += [each for each in OPTIMIZERS if each not in names]
-    near = difflib.get_close_matches(name, names) or [each for each in names if name in each]
+    names += [known for known in OPTIMIZERS if known not in names]
+    near = difflib.get_close_matches(name, names) or [known for known in names if name in known]
     return f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}"
 
 
@@ -154,5 +154,5 @@ def own_average(opt_state: optax.OptState, params: Params) -> Params:
     def is_state(node: Any) -> bool:
         return isinstance(node, optax.contrib.ScheduleFreeState)
 
-    (found,) = filter(is_state, jax.tree.leaves(opt_state, is_leaf=is_state))
-    return optax.contrib.schedule_free_eval_params(found, params)
+    (state,) = filter(is_state, jax.tree.leaves(opt_state, is_leaf=is_state))
+    return optax.contrib.schedule_free_eval_params(state, params)

@@ -162,7 +162,7 @@ def _extended(config: OptimizerConfig, last: Schedule, lengths: Lengths) -> Sche
     planned = [
         before if callable(before) else functools.partial(config.shape, steps=before) for _, before in lengths
     ]
-    shape, *others = [*planned, last]
-    for (at, _), after in zip(lengths, others, strict=True):
+    shape, *later = [*planned, last]
+    for (at, _), after in zip(lengths, later, strict=True):
         shape = extended(shape, after, at, config.warmup_steps)
     return shape

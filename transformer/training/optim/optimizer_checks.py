@@ -59,8 +59,8 @@ def _refused(name: str, arguments: Mapping[str, Any], key: str, error: Exception
     with contextlib.suppress(Exception):
         _trace(name, arguments, 1.0)
         why = "it takes a number as learning rate, no schedule"
-    key, given = (_beside(key), f" with {dict(arguments)}") if arguments else (key, "")
-    return UserError(f"{key}: {name} cannot be used{given}: {why}")
+    key, suffix = (_beside(key), f" with {dict(arguments)}") if arguments else (key, "")
+    return UserError(f"{key}: {name} cannot be used{suffix}: {why}")
 
 
 def _beside(key: str) -> str:
@@ -72,10 +72,10 @@ def _check_names(name: str, arguments: Mapping[str, Any], key: str) -> None:
     parameters = inspect.signature(find_optimizer(name)).parameters
     mask = mask_name(parameters)
     ours = {"learning_rate", mask, DIMENSIONS} | ({"weight_decay"} if mask else set())
-    valid = [each for each in parameters if each not in ours]
-    for each in arguments:
-        if each not in valid:
-            raise UserError(f"{_beside(key)}.{each}: {name} takes only {', '.join(valid)} here")
+    valid = [argument for argument in parameters if argument not in ours]
+    for argument in arguments:
+        if argument not in valid:
+            raise UserError(f"{_beside(key)}.{argument}: {name} takes only {', '.join(valid)} here")
 
 
 def _check_name(c: Any) -> None:
@@ -98,8 +98,8 @@ def _check_schedule_arguments(c: Any) -> None:
     valid = [name for name in own if name not in fields]
     for key in c.schedule_arguments:
         if key not in valid:
-            what = f"takes only {', '.join(valid)}" if valid else "takes none"
-            raise UserError(f"schedule_arguments.{key}: {c.schedule} {what}")
+            problem = f"takes only {', '.join(valid)}" if valid else "takes none"
+            raise UserError(f"schedule_arguments.{key}: {c.schedule} {problem}")
 
 
 def _unmasked(c: Any) -> str:

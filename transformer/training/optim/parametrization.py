@@ -108,8 +108,8 @@ def check_parametrization(config: Any) -> None:
             f"the initial values of layers; expected 0"
         )
     c, rules = config.optimizer, enumerate(config.optimizer.rules)
-    named = [("name", c.name), *((f"rules[{i}].optimizer", rule.optimizer) for i, rule in rules)]
-    for key, name in named:
+    optimizers = [("name", c.name), *((f"rules[{i}].optimizer", rule.optimizer) for i, rule in rules)]
+    for key, name in optimizers:
         if name is not None and name not in KINDS:
             raise UserError(
                 f"config.optimizer.{key}: {name!r} with model.parametrization 'mup', which knows "
@@ -119,7 +119,7 @@ def check_parametrization(config: Any) -> None:
         raise UserError(
             "config.optimizer.arguments.adaptive: the size of steps is not known, as muP needs it"
         )
-    if config.model.base_layers and "sgd" in (name for _, name in named):
+    if config.model.base_layers and "sgd" in (name for _, name in optimizers):
         raise UserError(
             f"config.model.base_layers: {config.model.base_layers} with sgd; scaling with depth is "
             "defined for Adam and Muon; expected 0"
@@ -146,7 +146,7 @@ class Parametrization:
         """The initial parameters of muP."""
         params = self.init(rng)
         return jax.tree.map(
-            lambda box, each: box if each.initial == 1 else box.replace_boxed(box.unbox() * each.initial),
+            lambda box, s: box if s.initial == 1 else box.replace_boxed(box.unbox() * s.initial),
             params,
             self.scales,
             is_leaf=is_boxed,
@@ -157,11 +157,9 @@ class Parametrization:
 
         def update(updates: Params, state: Any, params: Params, **step: Any) -> tuple[Params, Any]:
             # These optimizers need parameters only for their decay, which is scaled as the step.
-            decayed = jax.tree.map(
-                lambda p, each: p if each.step == 1 else p / each.step, params, self.scales
-            )
-            found, state = optimizer.update(updates, state, decayed, **step)
-            return jax.tree.map(lambda u, s: u if s.step == 1 else u * s.step, found, self.scales), state
+            decayed = jax.tree.map(lambda p, s: p if s.step == 1 else p / s.step, params, self.scales)
+            changes, state = optimizer.update(updates, state, decayed, **step)
+            return jax.tree.map(lambda u, s: u if s.step == 1 else u * s.step, changes, self.scales), state
 
         return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
@@ -172,13 +170,13 @@ class Parametrization:
         c = self.config.optimizer
         settings = parameter_settings(unboxed(boxed), c, self.layers, roles_of(lambda: boxed))
 
-        def of(path: tuple, box: Any, each: Any) -> Scales:
+        def of(path: tuple, box: Any, setting: Any) -> Scales:
             if not is_boxed(box):
                 raise UserError(f"{'/'.join(path_names(path))}: it has no logical axes, as muP needs them")
-            kind = KINDS[each.rule.optimizer if each.rule else c.name]
+            kind = KINDS[setting.rule.optimizer if setting.rule else c.name]
             if kind == "muon" and not role(box.names).is_hidden:
                 kind = "adam"
-            arguments = each.rule.arguments if each.rule else c.arguments
+            arguments = setting.rule.arguments if setting.rule else c.arguments
             return scales(path, box, self.config.model, kind, bool(arguments.get("consistent_rms")))
 
         return jax.tree_util.tree_map_with_path(of, boxed, settings, is_leaf=is_boxed)

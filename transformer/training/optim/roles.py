@@ -113,14 +113,14 @@ def left_by_rules(params: Any, settings: Any) -> Any:
     """`params` with None in place of frozen ones and of those that a rule gives another optimizer, by their
     `ParameterSettings`."""
     return jax.tree.map(
-        lambda each, param: None if each.rule or each.frozen is True else param, settings, params
+        lambda setting, param: None if setting.rule or setting.frozen is True else param, settings, params
     )
 
 
 def shares(params: Any, roles: Roles) -> str:
     """Which arrays Muon takes and which Adam, with an example of each; in `params` None stands for others."""
-    taken: dict[bool, list[str]] = {True: [], False: []}
+    examples: dict[bool, list[str]] = {True: [], False: []}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        taken[roles(path).is_hidden].append(f"{joined(path)} {list(leaf.shape)}")
-    named = ("Muon", taken[True]), ("Adam", taken[False])
-    return "optimizer: " + "; ".join(f"{len(a)} arrays by {by}, as {a[0]}" for by, a in named if a)
+        examples[roles(path).is_hidden].append(f"{joined(path)} {list(leaf.shape)}")
+    groups = ("Muon", examples[True]), ("Adam", examples[False])
+    return "optimizer: " + "; ".join(f"{len(a)} arrays by {by}, as {a[0]}" for by, a in groups if a)

@@ -103,8 +103,8 @@ def by_rules(
         settings = parameter_settings(params, config, layers, roles)
         optimizer = _combined(settings, config, schedule, roles)
         trained, of = (jax.tree.map(ParameterSettings.cut, settings, tree) for tree in (updates, params))
-        found, state = optimizer.update(trained, state, of)
-        scaled = jax.tree.map(lambda t, u, p: t.restore(u, p) * t.learning_rate, settings, found, params)
+        changes, state = optimizer.update(trained, state, of)
+        scaled = jax.tree.map(lambda t, u, p: t.restore(u, p) * t.learning_rate, settings, changes, params)
         return scaled, state
 
     return optax.GradientTransformation(init, update)
@@ -118,20 +118,20 @@ def _combined(
     Parameters without weight decay are in the main optimizer's group, whose mask excludes them. Muon does not
     decay the parameters that it leaves to Adam; those with weight decay by a rule form a group of their own.
     """
-    decayed = jax.tree.map(lambda each: each.weight_decay > 0, settings)
+    decayed = jax.tree.map(lambda setting: setting.weight_decay > 0, settings)
     main = build(config.name, config.arguments, schedule, config.weight_decay, decayed, roles)
     if not config.has_rules:
         return main
     groups: dict[tuple[Rule | None, float], str] = {}
 
-    def label(path: tuple, each: ParameterSettings) -> str:
-        if each.frozen is True:
+    def label(path: tuple, setting: ParameterSettings) -> str:
+        if setting.frozen is True:
             return "frozen"
         can_decay = not config.is_muon or roles(path).is_hidden
-        as_usual = each.weight_decay == 0 or (each.weight_decay == config.weight_decay and can_decay)
-        if each.rule is None and as_usual:
+        as_usual = setting.weight_decay == 0 or (setting.weight_decay == config.weight_decay and can_decay)
+        if setting.rule is None and as_usual:
             return "trained"
-        return groups.setdefault((each.rule, each.weight_decay), f"group_{len(groups)}")
+        return groups.setdefault((setting.rule, setting.weight_decay), f"group_{len(groups)}")
 
     labels = jax.tree_util.tree_map_with_path(label, settings)
     optimizers = {"trained": main, "frozen": optax.set_to_zero()}
@@ -161,21 +161,21 @@ def parameter_settings(
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     settings = []
     for (path, leaf), names in zip(leaves, numbered(params, layers), strict=True):
-        found = [_settle(config, short_forms, name, functools.partial(roles, path)) for name in names]
-        alike = all(each == found[0] for each in found)
-        settings.append(found[0] if alike else _stacked(found, path, leaf.ndim))
+        by_layer = [_settle(config, short_forms, name, functools.partial(roles, path)) for name in names]
+        alike = all(setting == by_layer[0] for setting in by_layer)
+        settings.append(by_layer[0] if alike else _stacked(by_layer, path, leaf.ndim))
     return jax.tree.unflatten(structure, settings)
 
 
 def _stacked(layers: list[ParameterSettings], path: tuple, ndim: int) -> ParameterSettings:
     """The settings of a stacked array from those of its layers."""
-    trained = [each for each in layers if not each.frozen] or layers
+    trained = [layer for layer in layers if not layer.frozen] or layers
     first = trained[0]
-    if any((each.weight_decay, each.rule) != (first.weight_decay, first.rule) for each in trained):
-        what = "optimizers or weight decays"
-        raise UserError(f"config.optimizer.rules: layers of {joined(path)}, one array, have other {what}")
+    if any((layer.weight_decay, layer.rule) != (first.weight_decay, first.rule) for layer in trained):
+        keys = "optimizers or weight decays"
+        raise UserError(f"config.optimizer.rules: layers of {joined(path)}, one array, have other {keys}")
     frozen, rates = (
-        np.reshape([getattr(each, key) for each in layers], (-1, *[1] * (ndim - 1)))
+        np.reshape([getattr(layer, key) for layer in layers], (-1, *[1] * (ndim - 1)))
         for key in ("frozen", "learning_rate")
     )
     partly = frozen if frozen.any() and not frozen.all() else bool(frozen.all())
@@ -218,11 +218,11 @@ def check_rules(params: Params, config: Any, layers: Sequence[str] = (), roles: 
             f"config.optimizer.frozen_layers: {config.frozen_layers}; the model has {depth} blocks"
         )
     settings = jax.tree.leaves(parameter_settings(params, config, layers, roles))
-    if all(each.frozen is True for each in settings):
-        given = [f"rules[{i}].match {rule.match!r}" for i, rule in enumerate(config.rules) if rule.frozen]
+    if all(setting.frozen is True for setting in settings):
+        keys = [f"rules[{i}].match {rule.match!r}" for i, rule in enumerate(config.rules) if rule.frozen]
         short = {"frozen_layers": config.frozen_layers, "train_only": config.train_only}
-        given += [f"{key} {value!r}" for key, value in short.items() if value]
-        raise UserError(f"config.optimizer.{', '.join(given)}: all parameters are frozen; leave some out")
+        keys += [f"{key} {value!r}" for key, value in short.items() if value]
+        raise UserError(f"config.optimizer.{', '.join(keys)}: all parameters are frozen; leave some out")
 
 
 def _settle(config: Any, short_forms: list[Rule], name: str, role: Callable[[], Role]) -> ParameterSettings:
@@ -239,8 +239,8 @@ def _settle(config: Any, short_forms: list[Rule], name: str, role: Callable[[], 
             rate *= config.adam_learning_rate / config.learning_rate
     if (decay := first("weight_decay", matching, None)) is None:
         decay = config.weight_decay if config.weight_decay and config.decays_by(role()) else 0.0
-    other = next((rule for rule in matching if rule.optimizer is not None), None)
-    return ParameterSettings(rate, decay, first("frozen", matching, False), other)
+    by_rule = next((rule for rule in matching if rule.optimizer is not None), None)
+    return ParameterSettings(rate, decay, first("frozen", matching, False), by_rule)
 
 
 def _short_forms(params: Params, config: Any, layers: Sequence[str]) -> Iterator[Rule]:
@@ -279,14 +279,14 @@ def _depths(params: Params, layers: Sequence[str]) -> dict[tuple[str, str], list
     """(path of a stack of blocks, name in it) -> the layers, counted from below, of the arrays under that
     name; under a kind of layers, the layers of that kind (see `Stack`). Arrays that layers share count as of
     the first of these."""
-    found: dict[str, dict[str, int]] = {}
+    sizes: dict[str, dict[str, int]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         stack, name, _ = _split(path)
         if stack:
-            counts = found.setdefault(stack, {})
+            counts = sizes.setdefault(stack, {})
             counts[name] = max(counts.get(name, 0), leaf.shape[0])
     depths = {}
-    for stack, counts in found.items():
+    for stack, counts in sizes.items():
         of_kinds = set(counts) == set(layers)
         for name, count in counts.items():
             kinds = itertools.cycle(layers if of_kinds else [name])

@@ -58,12 +58,12 @@ def ask(text: str) -> list[tuple[str, dict[str, list]]]:
         first, last = (starts[n - 1] + len(lines[n - 1].encode()[:byte].decode()) for n, byte in ends)
         return first, last
 
-    found: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    by_kind: dict[str, dict[str, list[tuple[int, int]]]] = {}
     for kind, question, node in _questions(function, lambda node: text[slice(*span(node))]):
-        found.setdefault(kind, {}).setdefault(question, []).append(span(node))
+        by_kind.setdefault(kind, {}).setdefault(question, []).append(span(node))
     rng = random.Random(text)
-    asked = []
-    for by_question in found.values():
+    chosen = []
+    for by_question in by_kind.values():
         possible = []
         for question, spans in by_question.items():
             texts = [text[first:last] for first, last in spans]
@@ -71,8 +71,8 @@ def ask(text: str) -> list[tuple[str, dict[str, list]]]:
                 answers: dict[str, list] = {"text": texts, "answer_start": [first for first, _ in spans]}
                 possible.append((question, answers))
         if possible:
-            asked.append(rng.choice(possible))
-    return asked
+            chosen.append(rng.choice(possible))
+    return chosen
 
 
 def _questions(function: Function, text_of: Any) -> Iterator[tuple[str, str, ast.expr]]:

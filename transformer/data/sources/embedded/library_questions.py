@@ -46,19 +46,19 @@ def answers(docstring: str) -> tuple[str, str]:
     """The first sentence of a docstring, and all whole sentences of its first two paragraphs, up to `MOST`
     characters."""
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", docstring.strip())[:2]]
-    sentences = [each for part in paragraphs for each in re.split(r"(?<=[.!?]) (?=[A-Z])", part)]
-    kept = [each for each in sentences if each.endswith((".", "!", "?")) and each[:1].isalpha()]
+    sentences = [text for part in paragraphs for text in re.split(r"(?<=[.!?]) (?=[A-Z])", part)]
+    whole = [part for part in sentences if part.endswith((".", "!", "?")) and part[:1].isalpha()]
     long = ""
-    for sentence in kept:
+    for sentence in whole:
         if len(long) + len(sentence) >= MOST:
             break
         long = f"{long} {sentence}".strip()
-    return (kept or [""])[0], long
+    return (whole or [""])[0], long
 
 
 def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """The names of the arguments that are given by place, without that of the object."""
-    names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+    names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     return names[1:] if names[:1] in (["self"], ["cls"]) else names
 
 

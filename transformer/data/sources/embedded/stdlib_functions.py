@@ -59,11 +59,11 @@ class StdlibFunctions(Source):
     @classmethod
     def _write(cls, folder: Path) -> None:
         """Writes all splits at once: parsing the library takes most of the time."""
-        found: dict[str, list[tuple[Any, ...]]] = {split: [] for split in SPLITS}
+        by_split: dict[str, list[tuple[Any, ...]]] = {split: [] for split in SPLITS}
         for name, path in library_files().items():
             for split, record in cls.read(name, path):
-                found[split].append(record)
-        for split, records in found.items():
+                by_split[split].append(record)
+        for split, records in by_split.items():
             (folder / f"{split}.json").write_text(json.dumps(records), encoding="utf-8")
 
 

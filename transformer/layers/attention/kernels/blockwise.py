@@ -38,20 +38,20 @@ def blockwise(
     scoring = scoring or Scoring()
     if mask.seeds_d is not None and len(mask.seeds_d) > k_bsgk.shape[2]:  # heads that share keys see others
         k_bsgk, v_bsgk = (jnp.repeat(x, len(mask.seeds_d) // x.shape[2], axis=2) for x in (k_bsgk, v_bsgk))
-    learned, given = (scoring.params, scoring.sinks_h), (mask, scoring, dropout_rng)
+    learned, fixed = (scoring.params, scoring.sinks_h), (mask, scoring, dropout_rng)
     q_bhtk, k_bgsk, v_bgsk = (x.swapaxes(1, 2) for x in (q_bthk, k_bsgk, v_bsgk))
-    return _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, dropout_rate).swapaxes(1, 2)
+    return _attend(q_bhtk, k_bgsk, v_bgsk, learned, fixed, dropout_rate).swapaxes(1, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, rate) -> jax.Array:
-    return forward(rate, q_bhtk, k_bgsk, v_bgsk, learned, given)[0].astype(q_bhtk.dtype)
+def _attend(q_bhtk, k_bgsk, v_bgsk, learned, fixed, rate) -> jax.Array:
+    return forward(rate, q_bhtk, k_bgsk, v_bgsk, learned, fixed)[0].astype(q_bhtk.dtype)
 
 
-def _attend_forward(q_bhtk, k_bgsk, v_bgsk, learned, given, rate):
-    out_bhtk, norm_bht1 = forward(rate, q_bhtk, k_bgsk, v_bgsk, learned, given)
+def _attend_forward(q_bhtk, k_bgsk, v_bgsk, learned, fixed, rate):
+    out_bhtk, norm_bht1 = forward(rate, q_bhtk, k_bgsk, v_bgsk, learned, fixed)
     out_bhtk, norm_bht1 = saved(out_bhtk.astype(q_bhtk.dtype)), saved(finite(norm_bht1))
-    return out_bhtk, (q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_bht1)
+    return out_bhtk, (q_bhtk, k_bgsk, v_bgsk, learned, fixed, out_bhtk, norm_bht1)
 
 
 def _attend_backward(rate, residuals, dout_bhtk):
@@ -63,13 +63,13 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def forward(rate, q_bhtk, k_bgsk, v_bgsk, learned, given) -> tuple[jax.Array, jax.Array]:
+def forward(rate, q_bhtk, k_bgsk, v_bgsk, learned, fixed) -> tuple[jax.Array, jax.Array]:
     """Outputs (b, h, t, k) and log-sum-exps of the scores (b, h, t, 1), in float32.
 
-    `learned` are the parameters of the position encoding and the sinks, `given` the mask, the rest of the
+    `learned` are the parameters of the position encoding and the sinks, `fixed` the mask, the rest of the
     scoring and the dropout key. A query without keys has the log-sum-exp -inf and the output 0.
     """
-    return _forward_over_parts(False, rate, q_bhtk, k_bgsk, v_bgsk, learned, given)
+    return _forward_over_parts(False, rate, q_bhtk, k_bgsk, v_bgsk, learned, fixed)
 
 
 @forward.defjvp
@@ -78,10 +78,10 @@ def _forward_derivatives(rate, inputs, tangents):
     return jax.jvp(functools.partial(_forward_over_parts, True, rate), inputs, tangents)
 
 
-def _forward_over_parts(bounded, rate, q_bhtk, k_bgsk, v_bgsk, learned, given) -> tuple[jax.Array, jax.Array]:
+def _forward_over_parts(bounded, rate, q_bhtk, k_bgsk, v_bgsk, learned, fixed) -> tuple[jax.Array, jax.Array]:
     whole: Any = None
-    for n, part in enumerate(parts_of(given[0], q_bhtk.shape[2], k_bgsk.shape[2])):
-        blocks = _Blocks(part, k_bgsk, v_bgsk, given, n, rate, bounded)
+    for n, part in enumerate(parts_of(fixed[0], q_bhtk.shape[2], k_bgsk.shape[2])):
+        blocks = _Blocks(part, k_bgsk, v_bgsk, fixed, n, rate, bounded)
         learned_here = learned if n == 0 else (learned[0], None)
         out_bhtk, norm_bht1 = _forward(blocks, part.queries.view(q_bhtk), learned_here)
         more = part.queries.back(out_bhtk), part.queries.back(norm_bht1, -jnp.inf)
@@ -89,12 +89,12 @@ def _forward_over_parts(bounded, rate, q_bhtk, k_bgsk, v_bgsk, learned, given) -
     return whole
 
 
-def joined(one: Any, other: Any) -> tuple[jax.Array, jax.Array]:
+def joined(first: Any, second: Any) -> tuple[jax.Array, jax.Array]:
     """The outputs and log-sum-exps over the keys of two parts."""
-    top = jax.lax.stop_gradient(finite(jnp.maximum(one[1], other[1])))
-    e, more_e = jnp.exp(one[1] - top), jnp.exp(other[1] - top)
+    top = jax.lax.stop_gradient(finite(jnp.maximum(first[1], second[1])))
+    e, more_e = jnp.exp(first[1] - top), jnp.exp(second[1] - top)
     total = e + more_e
-    return (e * one[0] + more_e * other[0]) / _positive(total), _norm(top, total)
+    return (e * first[0] + more_e * second[0]) / _positive(total), _norm(top, total)
 
 
 def _norm(top: jax.Array, total: jax.Array) -> jax.Array:
@@ -120,14 +120,14 @@ def _backward_derivatives(rate, inputs, tangents):
 
 
 def _backward_over_parts(bounded, rate, residuals, dout_bhtk):
-    q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_bht1 = residuals
+    q_bhtk, k_bgsk, v_bgsk, learned, fixed, out_bhtk, norm_bht1 = residuals
     dout_bhtk = dout_bhtk.astype(jnp.float32)
     # sum_s w dw of each query, which equals the product of its output and its gradient.
     mean_bht1 = jnp.sum(dout_bhtk * out_bhtk.astype(jnp.float32), axis=-1, keepdims=True)
     inputs = q_bhtk, k_bgsk, v_bgsk, learned
     grads = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), inputs)
-    for n, part in enumerate(parts_of(given[0], q_bhtk.shape[2], k_bgsk.shape[2])):
-        blocks = _Blocks(part, k_bgsk, v_bgsk, given, n, rate, bounded)
+    for n, part in enumerate(parts_of(fixed[0], q_bhtk.shape[2], k_bgsk.shape[2])):
+        blocks = _Blocks(part, k_bgsk, v_bgsk, fixed, n, rate, bounded)
         queries = (part.queries.view(x) for x in (q_bhtk, dout_bhtk, mean_bht1, norm_bht1))
         dq, dk, dv, dlearned = _backward(blocks, learned, *queries)
         more = part.queries.back(dq), part.keys.back(dk), part.keys.back(dv), dlearned
@@ -143,8 +143,8 @@ class _Blocks:
     """The blocks of a part, and the computations for a block of queries and a block of keys that both passes
     share."""
 
-    def __init__(self, part: Placed, k_bgsk, v_bgsk, given, number, rate, bounded) -> None:
-        (mask, scoring, rng), b = given, k_bgsk.shape[0]
+    def __init__(self, part: Placed, k_bgsk, v_bgsk, fixed, number, rate, bounded) -> None:
+        (mask, scoring, rng), b = fixed, k_bgsk.shape[0]
         self.keys = part.keys.view(k_bgsk), part.keys.view(v_bgsk)
         self.mask, self.scoring = part.mask(mask, b), part.scoring(scoring, b)
         self.rate, self.bounded, self.sizes = rate, bounded, part.blocks.sizes

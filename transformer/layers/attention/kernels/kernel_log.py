@@ -22,7 +22,7 @@ def log_kernel(name: str, place: str, refusals: Mapping[str, str]) -> None:
     A kernel in place of one for these devices has the reason in brackets, "blockwise in blocks/attention
     (splash: it has no dropout of weights)": `refusals` are the reasons, by the name of the kernel.
     """
-    why = "; ".join(f"{other}: {refusal}" for other, refusal in refusals.items() if other in OF_DEVICES)
+    why = "; ".join(f"{kernel}: {refusal}" for kernel, refusal in refusals.items() if kernel in OF_DEVICES)
     line = f"attention: {name} in {place}" + (f" ({why})" if why else "")
     for write in WRITERS or [LOGGER.info]:
         write(line)

@@ -154,11 +154,11 @@ class Placed(NamedTuple):
         keys_bs = self.keys.row(scoring.key_positions_bs, b)
         return dataclasses.replace(scoring, query_positions_bt=queries_bt, key_positions_bs=keys_bs)
 
-    def table(self, mask: Mask, given: Mask, by_seed: bool = True) -> tuple[Any, Any]:
+    def table(self, mask: Mask, whole: Mask, by_seed: bool = True) -> tuple[Any, Any]:
         """For each block of queries the numbers of its visible blocks of keys, first in a row of (n, m), and
         how many these are, (n,).
 
-        Not visible are also those that the segments, invalid keys or positions of the `given` mask exclude in
+        Not visible are also those that the segments, invalid keys or positions of the `whole` mask exclude in
         all rows of the view, whose mask is `mask`. With several seeds, and if they are told apart `by_seed`,
         each has its own blocks: (n, m, d), and (n,) for the one with the most.
         """
@@ -167,11 +167,11 @@ class Placed(NamedTuple):
         seen = [jnp.asarray(static)[None]]
         if self.queries.order is not None:
             seen.append(_bounds(self.queries.valid(None, 1), sizes[0])[1][:, :, None])
-        if self.keys.order is not None or given.key_valid_bs is not None:
+        if self.keys.order is not None or whole.key_valid_bs is not None:
             seen.append(_bounds(mask.key_valid_bs, sizes[1])[1][:, None])
         if mask.query_indices_bt is not None:
             i, j = _pairs(mask.query_indices_bt, mask.key_indices_bs, sizes)
-            seen += [j[0] <= i[1]] if given.causal else []
+            seen += [j[0] <= i[1]] if whole.causal else []
             if mask.pattern is not None and not mask.counts_positions:
                 seen.append(_touching(mask, i, j))
         if mask.query_segments_bt is not None:
@@ -204,7 +204,7 @@ def _counted(part: Part, mask: Mask, t: int, s: int) -> Placed:
     assert mask.query_positions_bt is not None and mask.key_positions_bs is not None
     orders = part.view.orders(mask.query_positions_bt, mask.key_positions_bs)
     sizes = _counted_sizes(part, t, s, SIZES)
-    queries, keys = (Side(None, *each) for each in zip((t, s), sizes, orders, strict=True))
+    queries, keys = (Side(None, *side) for side in zip((t, s), sizes, orders, strict=True))
     known = Part(None, False)
     if orders == (None, None):
         known = Part(part.pattern if part.pattern and part.pattern.relative else None, part.causal)
@@ -254,12 +254,12 @@ def _blocks(part: Part, start: int, t: int, s: int, sizes: tuple[int, ...]) -> B
     among = {min(size, max(t, s)) for size in sizes}
     among |= {size for size in fractions if sizes[-1] <= size <= sizes[0]}
     pairs = [(min(size, t), min(size, s)) for size in sorted(among, reverse=True)]
-    found = [_seen(part, start, t, s, sizes) for sizes in pairs]
-    return min(found, key=lambda blocks: blocks.cost)
+    options = [_seen(part, start, t, s, sizes) for sizes in pairs]
+    return min(options, key=lambda blocks: blocks.cost)
 
 
 def _seen(part: Part, start: int, t: int, s: int, sizes: tuple[int, int]) -> Blocks:
-    i, j = (np.arange(0, n, each) for n, each in zip((t, s), sizes, strict=True))
+    i, j = (np.arange(0, n, step) for n, step in zip((t, s), sizes, strict=True))
     queries = start + i[:, None], start + np.minimum(i + sizes[0], t)[:, None] - 1
     keys = j[None], np.minimum(j + sizes[1], s)[None] - 1
     seen = np.broadcast_to(keys[0] <= queries[1] if part.causal else True, (len(i), len(j)))

@@ -215,9 +215,9 @@ class _Ring:
 class _Part:
     """Pairs of blocks, stacked along the batch for `blockwise`."""
 
-    def __init__(self, queries: Any, given: Any, way: _Ring) -> None:
+    def __init__(self, queries: Any, fixed: Any, way: _Ring) -> None:
         self.queries, self.way = queries, way
-        self.about_queries, _, self.scoring = given
+        self.about_queries, _, self.scoring = fixed
 
     def inputs(self, keys: Any, pairs: Pairs, learned: Any, n: Any) -> Inputs:
         """The inputs of `forward` for the keys of the n-th previous device; 0: the own ones."""
@@ -247,12 +247,12 @@ def _parts(x_b: jax.Array, pairs: Pairs) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way) -> jax.Array:
-    return _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way)[0]
+def _attend(q_rbhtk, k_rbgsk, v_rbgsk, learned, fixed, way) -> jax.Array:
+    return _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, fixed, way)[0]
 
 
-def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way):
-    part = _Part(q_rbhtk, given, way)
+def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, fixed, way):
+    part = _Part(q_rbhtk, fixed, way)
 
     def join(whole, keys, pairs, n):
         out, norm = whole
@@ -267,19 +267,19 @@ def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way):
         whole, keys = carry
         return join(whole, keys, way.others(n), n), way.on(keys)
 
-    keys = k_rbgsk, v_rbgsk, given[1]
+    keys = k_rbgsk, v_rbgsk, fixed[1]
     own = way.forward(0.0, *part.inputs(keys, way.own, learned, 0))
     whole = tuple(_parts(x, way.own) for x in own)
     if way.zigzag:
         whole = join(whole, keys, [(1, 0)], None)
     (out, norm), _ = way.further(step, (whole, way.on(keys)))
     out, norm = saved(out.astype(q_rbhtk.dtype)), saved(finite(norm))
-    return out, (q_rbhtk, k_rbgsk, v_rbgsk, learned, given, out, norm)
+    return out, (q_rbhtk, k_rbgsk, v_rbgsk, learned, fixed, out, norm)
 
 
 def _backward(way, residuals, dout_rbhtk):
-    q_rbhtk, k_rbgsk, v_rbgsk, learned, given, out, norm = residuals
-    part = _Part(q_rbhtk, given, way)
+    q_rbhtk, k_rbgsk, v_rbgsk, learned, fixed, out, norm = residuals
+    part = _Part(q_rbhtk, fixed, way)
 
     def grads(keys, pairs, learned, n):
         inputs = part.inputs(keys, pairs, learned, n)
@@ -300,13 +300,13 @@ def _backward(way, residuals, dout_rbhtk):
         dq, dk, dv, dparams = add(total, keys, way.others(n), n)
         return (dq, *way.on((dk, dv)), dparams), way.on(keys)
 
-    keys = k_rbgsk, v_rbgsk, given[1]
+    keys = k_rbgsk, v_rbgsk, fixed[1]
     *own, dsinks_h = grads(keys, way.own, learned, 0)
     dq, dk, dv, dparams = add(own, keys, [(1, 0)], None) if way.zigzag else own
     start = (dq, *way.on((dk, dv)), dparams), way.on(keys)
     (dq, dk, dv, dparams), _ = way.further(step, start)
-    found = dq, *way.home((dk, dv)), (dparams, dsinks_h)
-    return *jax.tree.map(lambda x, y: x.astype(y.dtype), found, residuals[:4]), None
+    gradients = dq, *way.home((dk, dv)), (dparams, dsinks_h)
+    return *jax.tree.map(lambda x, y: x.astype(y.dtype), gradients, residuals[:4]), None
 
 
 _attend.defvjp(_forward, _backward)

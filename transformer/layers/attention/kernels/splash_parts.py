@@ -36,15 +36,15 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
     """
     refusal = splash_serves(q_bthk, k_bsgk, v_bsgk, mask, scoring, dropout_rate)
     function = getattr(kernels, "_splash_attention_bwd", None)
-    taken = inspect.signature(function).parameters if function else ()
+    parameters = inspect.signature(function).parameters if function else ()
     residuals = typing.get_args(getattr(kernels, "SplashResidualsType", None))
-    known = (*taken,) == (*OPTIONS, "res", "do") and len(residuals) == RESIDUALS
+    known = (*parameters,) == (*OPTIONS, "res", "do") and len(residuals) == RESIDUALS
     return refusal or ("" if known else f"jax {jax.__version__} has not the backward pass of its parts")
 
 
-def forward(_, q_bhtk, k_bgsk, v_bgsk, learned, given) -> tuple[jax.Array, jax.Array]:
+def forward(_, q_bhtk, k_bgsk, v_bgsk, learned, fixed) -> tuple[jax.Array, jax.Array]:
     """The same as `blockwise.forward`, with scores that are the products of queries and keys."""
-    (mask, scoring, _), (t, s) = given, (q_bhtk.shape[2], k_bgsk.shape[2])
+    (mask, scoring, _), (t, s) = fixed, (q_bhtk.shape[2], k_bgsk.shape[2])
     inputs = map(padded, (q_bhtk, k_bgsk, v_bgsk))
     attend = jax.vmap(_kernel(q_bhtk.shape[1], t, s, mask, scoring), (0, 0, 0, 0, None))
     out_bhtk, (norm_bht,) = attend(*inputs, make_ids(mask, len(q_bhtk), t, s), learned[1])
@@ -62,8 +62,8 @@ def backward(_, residuals, dout_bhtk):
 
     def of_row(ids, q_htk, k_gsk, v_gsk, out_htk, norm_ht1, dout_htk):
         infos = kernel.dq_mask_info, kernel.dkv_mask_info
-        given = q_htk, k_gsk, v_gsk, ids, learned[1], out_htk, norm_ht1[..., 0], *infos
-        return kernels._splash_attention_bwd(**kernel.kwargs, res=given, do=dout_htk)[3:]
+        res = q_htk, k_gsk, v_gsk, ids, learned[1], out_htk, norm_ht1[..., 0], *infos
+        return kernels._splash_attention_bwd(**kernel.kwargs, res=res, do=dout_htk)[3:]
 
     inputs = q_bhtk, k_bgsk, v_bgsk
     arrays = (padded(x) for x in (*inputs, out_bhtk, norm_bht1, dout_bhtk))

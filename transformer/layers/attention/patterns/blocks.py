@@ -13,7 +13,7 @@ class Blocks(Pattern):
     """Blocks of `size` tokens attend to themselves, neighbouring blocks, the first one, `drawn` random ones
     among those before them, and those that drew them: the relation is symmetric, also for encoders.
 
-    The draws are the same for all lengths. The same ones are for all heads and layers, or with `each` others
+    The draws are the same for all lengths. All heads and layers have the same ones, or with `per_head` others
     for each key/value head of each layer, as in the paper; its draws are of all blocks of a length.
     Source: Zaheer et al. 2020 (Big Bird), section 2, blocks as in its appendix D.
     """
@@ -22,7 +22,7 @@ class Blocks(Pattern):
     size: int
     drawn: int = 1
     seed: Indices = 0
-    each: bool = False
+    per_head: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.drawn < 0:
@@ -44,7 +44,7 @@ class Blocks(Pattern):
     @property
     def draws(self) -> bool:
         """Whether heads and layers have other blocks."""
-        return self.each and self.drawn > 0
+        return self.per_head and self.drawn > 0
 
     def seeded(self, seed: Indices) -> Pattern:
         """These blocks, with others drawn."""

@@ -54,8 +54,8 @@ def llama3(half: int, base: float, factor: float, length: float) -> tuple[jax.Ar
     released code for version 3.1.
     """
     frequency, _ = unscaled(half, base, factor, length)
-    kept = jnp.clip((length * frequency / (2 * math.pi) - 1) / (4 - 1), 0, 1)
-    return frequency * (kept + (1 - kept) / factor), 1.0
+    share = jnp.clip((length * frequency / (2 * math.pi) - 1) / (4 - 1), 0, 1)
+    return frequency * (share + (1 - share) / factor), 1.0
 
 
 SCALINGS: dict[str, Callable[[int, float, float, float], tuple[jax.Array, float]]] = {
