@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.base import Experiment
+from transformer.conditions import Condition
 from transformer.config import Bounded, Nonnegative, OneOf, Positive
 from transformer.data.loader import DataLoader
 from transformer.data.tasks import TASKS
@@ -19,7 +20,7 @@ from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap, attention_weights
 from transformer.layers.attention.products import attention_products
 from transformer.layers.measures import Measures
-from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.models.decoder import DecoderConfig
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Params
 from transformer.training.hooks import Hook
@@ -36,12 +37,18 @@ class TaskDataConfig(Bounded):
 
     source: Annotated[str, OneOf(TASKS)] = "repeats"  # the task
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # arguments of the task
-    evaluated_rows: Positive = 1024  # rows of an endless task that are evaluated
+    # rows of an endless task that are evaluated
+    evaluated_rows: Annotated[Positive, Condition("is_endless", reason="with a task of few rows")] = 1024
     workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.task()
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether the task has any number of rows."""
+        return self.task().size("validation") is None
 
     def task(self) -> Any:
         """The task with its arguments."""
@@ -80,7 +87,7 @@ class Algorithmic(Experiment):
         self.config = config
         self.task = config.data.task()
         self.data = TaskData(config.data, self.task, config.data.source, config.data.arguments)
-        self.model = Decoder(config.model, config.model.entries(self.task.vocab_size))
+        self.model: Any = config.model.build(self.task.vocab_size)
 
     def init(self, rng: jax.Array) -> Any:
         """The initial parameters, boxed with their logical axes."""

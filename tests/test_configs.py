@@ -424,7 +424,8 @@ def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd,
     with_others |= {"layer_kinds": "model.layers"}
     with_others |= {"rollbacks": "train.rollbacks", "checkpoint_minutes": "train.checkpoint_minutes"}
     fields = {(cls, name) for cls, name in fields if name not in with_others or with_others[name] in switches}
-    refused = {"SkipGramDataConfig.sources"}  # inherited, and refused with the reason when it is given
+    # Inherited, and refused with the reason when they are given.
+    refused = {"SkipGramDataConfig.sources", "EncoderDecoderConfig.value_embeddings"}
     assert {f"{cls.__name__}.{name}" for cls, name in fields - read - idle - of_mixer} <= refused
 
 
