@@ -166,6 +166,7 @@ def test_a_lost_tokenizer_is_learnt_again_only_where_it_is_the_same(tmp_path, ca
     assert capfd.readouterr().err.startswith(said)
 
 
+@pytest.mark.thorough
 def test_validation_that_is_in_training_is_refused_before_anything_is_written(capfd, tmp_path):
     source = runs.write_corpus(tmp_path / "data", documents=12)
     keys = [f"--config.data.validation_source=text:{tmp_path}/data/3.txt"]

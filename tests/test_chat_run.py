@@ -202,6 +202,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped_and_only_with_its_reference(tune
     assert launch.main([f"--workdir={tmp_path}/whole", *more]) == 2
 
 
+@pytest.mark.thorough
 def test_a_conversation_goes_on_in_prediction(tuned, tmp_path, capfd):
     predict = [f"--workdir={tuned}", "--mode=predict", "--temperature=0"]
     capfd.readouterr()
@@ -220,6 +221,7 @@ def test_a_conversation_goes_on_in_prediction(tuned, tmp_path, capfd):
     assert len(capfd.readouterr().out.splitlines()) == 1
 
 
+@pytest.mark.thorough
 def test_scores_are_of_the_answer_with_its_end(tuned):
     run, params = opening.load(tuned)
     data, model = run.experiment.data, run.experiment.model
@@ -236,6 +238,7 @@ def test_scores_are_of_the_answer_with_its_end(tuned):
         assert score.log_likelihood == pytest.approx(sum(own), abs=1e-3)
 
 
+@pytest.mark.thorough
 def test_a_conversation_that_begins_with_its_answer_leaves_nothing_to_answer(tuned, tmp_path, capfd):
     alone = [{"role": "assistant", "content": "hello"}]
     lines = [json.dumps({"messages": messages}) for messages in (alone, json.loads(TALK))]

@@ -137,6 +137,7 @@ def test_evaluate_writes_what_it_predicts_of_a_split(trained, tmp_path, capfd):
     assert (trained.parent / "a.jsonl").read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_a_text_is_answered_alike_in_any_company(trained):
     """Neither other texts nor padding change a probability."""
     run, params = opening.load(trained)

@@ -112,6 +112,7 @@ def test_twenty_steps_have_the_losses_of_the_library(c, corpus_n):
         np.testing.assert_allclose(own, expected, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_initial_parameters_have_the_shapes_and_the_variances_of_the_library():
     _, initial = library(WIDE)
     expected = jax.tree_util.tree_leaves_with_path(converted(initial))

@@ -58,6 +58,7 @@ def each_line(text):
     ]
 
 
+@pytest.mark.thorough
 @hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 @hypothesis.given(strategies.lists(VALUES, max_size=3), strategies.booleans(), strategies.data())
 def test_lines_have_the_values_or_the_error_of_each_line_alone(values, ascii_only, data):

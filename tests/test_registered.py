@@ -139,6 +139,7 @@ class OfFloat32(nn.Module):
         return x_btd.astype(jnp.float32) * self.param("scale", nn.initializers.ones, x_btd.shape[-1:])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("key", ["norm", "feed_forward"])
@@ -236,6 +237,7 @@ def get_config():
 """
 
 
+@pytest.mark.thorough
 def test_a_config_file_may_add_a_member_which_other_commands_include(monkeypatch, tmp_path, capfd):
     file, workdir = tmp_path / "mein Maß.py", tmp_path / "run"
     file.write_text(OWN, encoding="utf-8")

@@ -49,6 +49,7 @@ def test_an_unknown_token_to_suppress_is_refused_before_training(files, tmp_path
     assert not (tmp_path / "run" / "metrics.jsonl").exists() and "steps" not in said
 
 
+@pytest.mark.thorough
 def test_a_file_is_translated_line_by_line(trained, tmp_path, capfd):
     (tmp_path / "in.txt").write_text("number 1\nnumber 2\n\nnumber 4\n")
     command = [f"--workdir={trained}", "--mode=predict", f"--input={tmp_path / 'in.txt'}"]

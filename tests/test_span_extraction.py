@@ -61,6 +61,7 @@ def test_it_learns_to_point_and_answers_from_any_window(run, capfd):
     assert len({answer for answer, _ in lines}) == 3
 
 
+@pytest.mark.thorough
 def test_an_answer_is_the_best_pair_of_the_model_s_own_softmaxes(run):
     """With one window and no limit p(span) is p(start) p(end), renormalised over all spans."""
     loaded, params = opening.load(run, [("answer.max_tokens", "64")])
@@ -77,6 +78,7 @@ def test_an_answer_is_the_best_pair_of_the_model_s_own_softmaxes(run):
     np.testing.assert_allclose(spans[0].probability, p.max() / p.sum(), rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_answers_are_the_same_alone_and_among_others(run, data):
     loaded, params = opening.load(run)
     records = [json.loads(line) for line in data.read_text().splitlines()[:40]]
@@ -88,6 +90,7 @@ def test_answers_are_the_same_alone_and_among_others(run, data):
         assert [line.split("\t")[0] for line in alone] == [line.split("\t")[0] for line in answers]
 
 
+@pytest.mark.thorough
 def test_a_question_that_cannot_be_read_has_the_empty_answer(run, data, tmp_path, capfd):
     """It is left out of the windows, and is not a reason to end an evaluation."""
     records = [json.loads(line) for line in data.read_text().splitlines()[:6]]
@@ -142,6 +145,7 @@ def test_it_begins_with_a_pretrained_encoder(data, tmp_path, capfd):
     jax.tree.map(np.testing.assert_array_equal, theirs["encoder"], ours["encoder"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

@@ -54,7 +54,7 @@ ALSO = {
 """Config -> members of `EVALUATORS`; together all of them."""
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
 @pytest.mark.parametrize("name", sorted({*CONFIGS, *STUDIES, *ALSO}, key=lambda name: (name != "lm", name)))
 def test_the_same_checkpoint_measures_the_same(name, tmp_path, capsys):

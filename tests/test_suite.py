@@ -135,6 +135,7 @@ def test_the_peers_bring_every_extra_and_the_light_requirements_none():
     assert not (required("requirements.txt") | required("requirements-dev.txt")) & PEERS
 
 
+@pytest.mark.thorough
 def test_a_peer_is_imported_in_functions_of_files_that_ask_for_it_first():
     """So that the tests are collected, and pass, where `requirements-peers.txt` is not installed."""
     modules = {name.removesuffix("-skinny") for name in PEERS}

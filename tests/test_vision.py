@@ -160,6 +160,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(images, tmp_path, capf
     assert fails(capfd, of_means) == "config.model.max_length: 8; an image has 16 patches"
 
 
+@pytest.mark.thorough
 def test_what_is_no_image_is_not_classified(trained, tmp_path, capfd):
     (tmp_path / "x.png").write_text("no image")
     predict = [f"--workdir={trained}", "--mode=predict"]

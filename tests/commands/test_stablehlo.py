@@ -98,7 +98,7 @@ def test_a_model_that_does_not_generate(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("config", "keys", "size"),
     [

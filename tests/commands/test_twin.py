@@ -40,6 +40,7 @@ def given(config: str, keys: dict, steps: int) -> list[str]:
     return ["--mode=twin", f"--config={config}", f"--steps={steps}", *flags]
 
 
+@pytest.mark.thorough
 def test_how_logits_are_kept_in_memory_is_free(capfd):
     config, keys = GPT2
     assert launch.main(given(config, keys | {"loss.vocab_parts": 2, "loss.chunk_size": 8}, 2)) == 0

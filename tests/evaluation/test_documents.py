@@ -109,6 +109,7 @@ def test_positions_of_packed_text_belong_to_the_document_that_has_their_text(tmp
     assert written == {number: source.text(number).encode() for number in range(len(source))}
 
 
+@pytest.mark.thorough
 def test_pairs_are_found_in_every_epoch_and_in_rows_of_two(tmp_path, rng):
     run, _ = pair_run(tmp_path, rng)
     pairs = [line.split("\t") for line in (tmp_path / "pairs.tsv").read_text().splitlines()]

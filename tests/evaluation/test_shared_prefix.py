@@ -49,6 +49,7 @@ def drawn(rng):
     return [rows[i] for i in rng.permutation(len(rows))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [
     pytest.param(kind, marks=[] if kind == "window" else pytest.mark.thorough)
     for kind in KINDS
@@ -62,6 +63,7 @@ def test_scores_are_those_of_each_row_by_itself(kind, rng):
         assert score[1:] == wanted[1:]
 
 
+@pytest.mark.thorough
 def test_a_prefix_is_read_once_for_all_its_continuations(rng, monkeypatch):
     experiment, params = make(rng)
     read, alone = [], []

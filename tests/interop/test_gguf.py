@@ -37,7 +37,7 @@ def tokenizer():
     return Tokenizer.train("bpe", [TEXT * 3, "the hat of the cat, the cats' hats"] * 5, 280)
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind,tied", [("Llama", False), ("Qwen2", True)])
 def test_readers_of_the_format_find_the_model(tmp_path, kind, tied, tokenizer):
     """Metadata, tokens and every tensor, queries and keys in llama.cpp's order; transformers, which reverses

@@ -219,6 +219,7 @@ def test_an_import_says_once_which_keys_it_ignores(broken, tmp_path, capfd):
     assert capfd.readouterr().out.endswith("\nconfig.json: ignored: zap, zip, n_special, output_past\n")
 
 
+@pytest.mark.thorough
 def test_tensors_that_are_not_the_models_are_refused(broken, tmp_path, capfd):
     whole = {name: np.array(tensor.open()) for name, tensor in open_tensors(broken).items()}
     for change, said in (

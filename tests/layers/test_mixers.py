@@ -27,7 +27,7 @@ def test_steps_after_a_ragged_prompt_are_the_sequence_form(rng, mixer):
     incremental.check_steps(rng, *make(rng, mixer))
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_token_depends_on_those_before_it_and_on_nothing_else(rng, mixer):
     """Neither on later ones nor on padding, whatever is in it."""
@@ -43,7 +43,7 @@ def test_a_token_depends_on_those_before_it_and_on_nothing_else(rng, mixer):
     np.testing.assert_array_equal(*both)
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_scanned_and_rematerialised_layers_have_the_same_gradient(rng, mixer):
     model, params = make(rng, mixer)

@@ -22,6 +22,7 @@ def value_and_gradient(f, weights, params):
     return value, backward(jnp.asarray(weights, jnp.float32))[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [
     {"num_kv_heads": 2, "num_encoder_layers": 1},
     pytest.param({"parallel_sublayers": True, "logit_soft_cap": 3.0, "feed_forward": "relu2"},
@@ -59,6 +60,7 @@ def test_an_encoder_decoder(rng, changes):
     assert_slopes(rng, lambda p: np.sum(weights * expected(p)), exact, gradient)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [
     {"position": "transformer_xl", "num_kv_heads": 2},
     *(pytest.param({"position": name, "sinks": True, "soft_cap": 3.0}, marks=pytest.mark.thorough)

@@ -80,6 +80,7 @@ ROTATED = {
 QUICK = ("rope, none", "two bases")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in ROTATED]
 )

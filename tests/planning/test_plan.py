@@ -122,6 +122,7 @@ def test_microbatches_save_a_part():
     assert parts < whole / 2
 
 
+@pytest.mark.thorough
 def test_flops_are_those_of_the_model():
     """6 N and attention for each token, of which causal attention's blocks leave some out."""
     run = small()
@@ -150,6 +151,7 @@ def test_flops_with_adapters_are_those_of_the_model():
     assert plan.model_flops == pytest.approx(plan.schedule.flops, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_devices_share_the_flops_and_gather_the_parameters():
     run = small(devices=8, parallel__mesh__fsdp=8, parallel__mesh__data=1)
     one, eight = make_plan(small()), make_plan(run)
@@ -167,6 +169,7 @@ def test_times_of_cpus_are_not_known():
     assert "times are not known: cpu" in text
 
 
+@pytest.mark.thorough
 def test_the_command_writes_json(tmp_path, capsys):
     out = tmp_path / "plan.json"
     keys = [f"--config.{key}={value}" for key, value in SMALL.items()]
@@ -261,6 +264,7 @@ MORE = {
 """Models with products that MFU does not count: of empty places of experts, masked keys, positions."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*EXACT, *MORE])
 def test_model_flops_are_at_most_the_products_of_the_step(name):
     """Three times those of a forward pass with the kernel that leaves nothing out, counted in its trace."""

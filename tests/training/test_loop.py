@@ -647,6 +647,7 @@ def test_sigterm_ends_a_process_in_good_order_and_the_next_one_resumes(tmp_path)
     assert not any(line.get("train/loss") == 0.0 for line in lines(tmp_path))
 
 
+@pytest.mark.thorough
 def test_profile_records_its_steps(tmp_path):
     run(6, hooks=[Profile(2, 2, tmp_path)])
     assert list(tmp_path.rglob("*.xplane.pb"))

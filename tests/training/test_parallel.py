@@ -292,7 +292,7 @@ def gradient(axes, rules="default"):
     return program, sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parallel.unboxed(boxed)))
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("axes", [{"fsdp": 2, "context": 4}, {"fsdp": 4, "tensor": 2}, {"fsdp": 8}])
 def test_no_axis_multiplies_the_work_of_a_model_or_gathers_what_it_divides(axes):
     """Each of eight devices does an eighth of the FLOPs, and gathers parameters alone: no sequence, no
@@ -304,6 +304,7 @@ def test_no_axis_multiplies_the_work_of_a_model_or_gathers_what_it_divides(axes)
     assert 0 < total <= 2 * count / axes.get("tensor", 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rules", ["sequence", pytest.param("default", marks=pytest.mark.thorough)])
 def test_beside_tensor_the_axis_context_still_divides_sequences(rules):
     """No device receives a whole one, of 512 tokens, or computes more than without the axis."""
@@ -357,6 +358,7 @@ def test_muon_exchanges_matrices_and_gathers_none(rng, axes, layers):
         assert not re.findall(r"= f32\[8,\d+,\d+\]\S* all-(?:gather|reduce)", text)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("t", [7, *(pytest.param(t, marks=pytest.mark.thorough) for t in (512, 16))])
 def test_sequences_are_divided_between_attention_and_feed_forward(t):
     """With the same gradients, and less memory; also for a length that does not divide."""

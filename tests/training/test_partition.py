@@ -74,6 +74,7 @@ def test_the_table_says_how_each_parameter_is_divided():
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "config", ["configs/transformer_xl.py", "configs/rnn_translation.py", "configs/papers/t5.py"]
 )

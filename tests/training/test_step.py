@@ -128,6 +128,7 @@ def test_a_term_with_a_gradient_is_optimised_or_refused(rng, microbatches):
         assert metrics["report"].weight > 0
 
 
+@pytest.mark.thorough
 def test_clipping_bounds_the_step(rng):
     optimizer, batch = optax.sgd(1.0), make_batch(rng)
     state = make_state(optimizer)
@@ -159,6 +160,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(rng, poison, microbatc
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
 
 
+@pytest.mark.thorough
 def test_a_skipped_step_uses_up_its_place_in_the_schedule(rng):
     """The decay ends with the last step, whose rate is 0, and not with the last update."""
     config = OptimizerConfig(
@@ -216,6 +218,7 @@ def test_the_memory_of_a_skipped_step_is_of_the_text_that_was_read(rng, microbat
         assert np.isfinite(each).all() and each[2] == 0 and (np.delete(each, 2) > 0).all()
 
 
+@pytest.mark.thorough
 def test_the_moving_average(rng):
     optimizer, batch = optax.sgd(0.5), make_batch(rng)
     state = make_state(optimizer, ema=True)
@@ -224,7 +227,7 @@ def test_the_moving_average(rng):
     assert new.eval_params is new.ema and state.replace(ema=None).eval_params is state.params
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("decay", [0.75, 0.9999])
 def test_the_moving_average_has_nothing_of_the_initial_parameters(rng, decay):
     """Against the weighted mean of the parameters after each update in float64; a skipped step is none."""
@@ -242,7 +245,7 @@ def test_the_moving_average_has_nothing_of_the_initial_parameters(rng, decay):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), state.ema, wanted)
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["contrib.schedule_free_sgd", "contrib.schedule_free_adamw"])
 def test_schedule_free_optimizers_are_evaluated_at_their_own_average(rng, name):
     """x_t, the mean of the fast iterates z_1 ... z_t (all of one rate), where y = b1 x + (1 - b1) z."""
@@ -269,6 +272,7 @@ def has_z(node) -> bool:
     return hasattr(node, "z") and hasattr(node, "weight_sum")
 
 
+@pytest.mark.thorough
 def test_evaluation_weighs_tokens_not_batches(rng):
     params = make_state(optax.sgd(1.0)).params
     step, batch = jax.jit(make_eval_step(EXPERIMENT)), make_batch(rng)
@@ -334,6 +338,7 @@ def test_eight_devices_train_as_one_does(alone, mesh):
     np.testing.assert_allclose(accumulated, expected, rtol=rounding)
 
 
+@pytest.mark.thorough
 def test_a_gradient_within_the_bound_is_not_scaled(rng):
     optimizer, batch = optax.sgd(0.1), make_batch(rng)
     state = make_state(optimizer)

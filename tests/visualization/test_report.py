@@ -54,6 +54,7 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path):
         read_metrics(path)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("steps", [1, 2, 60])
 def test_the_report_has_a_picture_and_the_last_least_and_greatest_values(tmp_path, rng, steps):

@@ -34,6 +34,7 @@ def test_each_public_name_is_of_the_api():
         _ = workdir.lode
 
 
+@pytest.mark.thorough
 def test_logits_are_of_the_tokens_of_the_tokenizer(trained):
     run, params = trained
     names, logits_tv = logits(run, params, "alpha b")
@@ -51,6 +52,7 @@ def test_logits_are_of_the_tokens_of_the_tokenizer(trained):
         logits(run, params, "alpha " * 1000)
 
 
+@pytest.mark.thorough
 def test_a_completion_has_keys_of_its_own(trained):
     run, params = trained
     greedy = complete(run, params, "alpha", temperature=0.0, max_new_tokens=3)

@@ -157,6 +157,7 @@ def code_of(monkeypatch, *files):
     return compared
 
 
+@pytest.mark.thorough
 def test_the_code_of_all_packages_and_of_the_programs_given_is_compared(repository, monkeypatch):
     names = {"launch.py", "transformer/training/step.py", "configs/mine.py"}
     before, _ = code_of(monkeypatch, "", "configs/mine.py", "configs/none.py")
@@ -168,6 +169,7 @@ def test_the_code_of_all_packages_and_of_the_programs_given_is_compared(reposito
         before = after
 
 
+@pytest.mark.thorough
 def test_the_code_of_imported_modules_is_compared_and_of_installed_ones_the_version(
     repository, monkeypatch, tmp_path
 ):
@@ -182,6 +184,7 @@ def test_the_code_of_imported_modules_is_compared_and_of_installed_ones_the_vers
     assert others["numpy"] == __import__("numpy").__version__ and "python" in others
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "value", "differs"),
     [
@@ -197,6 +200,7 @@ def test_settings_that_change_what_is_computed_are_compared(repository, monkeypa
     assert (code_of(monkeypatch)[1] != before) == differs
 
 
+@pytest.mark.thorough
 def test_a_setting_of_jax_is_compared(repository, monkeypatch):
     _, before = code_of(monkeypatch)
     with jax.default_matmul_precision("highest"):

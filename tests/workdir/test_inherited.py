@@ -58,6 +58,7 @@ def test_flops_of_a_step(origin):
     assert flops(inherited, ("model.num_layers", "1")) < 0.6 * flops(inherited)
 
 
+@pytest.mark.thorough
 def test_runs_of_a_sweep_and_of_a_comparison(origin, tmp_path):
     keys = [("initialize_from", str(origin)), ("train.batch_size", "8")]
     long = {"data.sequence_length": 2500}
@@ -68,6 +69,7 @@ def test_runs_of_a_sweep_and_of_a_comparison(origin, tmp_path):
         Arm("a", TINY, keys[1:]).values(data__sequence_length=2500)
 
 
+@pytest.mark.thorough
 def test_config(origin, capsys):
     given = f"--config.initialize_from={origin}"
     assert launch.main(["--mode=config", f"--config={TINY}", given]) == 0

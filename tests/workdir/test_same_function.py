@@ -174,6 +174,7 @@ def test_positions_of_images_are_interpolated_or_refused(tmp_path, capfd):
     assert "data.image_size is 8 there and 16 here" in error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", [
     pytest.param(name, marks=[] if name == "word_embedding.py" else pytest.mark.thorough)
     for name in CONFIGS

@@ -24,6 +24,7 @@ def flip(file, rng):
     file.write_bytes(content)
 
 
+@pytest.mark.thorough
 def test_each_of_a_hundred_flipped_bits_is_found_and_the_data_are_made_again(tmp_path, rng, capfd):
     """In all files of a cache, that of the checksums too: by its opening, or by a check on demand."""
     cache = TokenCache.of(Texts(TEXTS), BYTES, tmp_path)

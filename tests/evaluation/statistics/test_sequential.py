@@ -91,6 +91,7 @@ def test_a_rate_is_where_its_likelihood_is_not_far_below_that_of_any_rate():
     assert rate_interval(0, 0, 0.1) == (0, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("p", [0.05, 0.5])
 def test_a_rate_is_outside_at_any_time_at_most_as_often_as_promised(rng, p):
     """Looked at after each of 60 runs, where an interval for 60 alone would miss far more often."""

@@ -115,12 +115,14 @@ def test_round_trip(model, tmp_path, rng):
     parity.check_round_trip(*model[:2], tmp_path, rng)
 
 
+@pytest.mark.thorough
 def test_copies(model, tmp_path):
     """Older files have the frequencies of rotary positions in each layer."""
     inner = (f"model.layers.{n}.self_attn.rotary_emb.inv_freq" for n in range(2))
     parity.check_copies(model[0], tmp_path, *inner)
 
 
+@pytest.mark.thorough
 def test_a_wrong_entry_of_the_table_is_caught(model, rng):
     imported, _, count = model
     parity.check_broken_tables(imported, rng, 40, at_least=count)

@@ -50,7 +50,7 @@ def imported(theirs):
     return pairs.Pairs(theirs[0])
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 def test_logits(imported, theirs, rng):
     pairs.check_logits(imported, theirs[1], rng)
 
@@ -112,10 +112,12 @@ def test_generation_config_says_what_is_written(theirs, tmp_path):
     np.testing.assert_array_equal(found_bn[:, 1:], expected_bn)
 
 
+@pytest.mark.thorough
 def test_copies(imported, tmp_path):
     parity.check_copies(imported, tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("theirs", ["shared"], indirect=True)
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_a_stored_table_of_positions_must_be_the_one_that_is_computed(imported, theirs, stack, tmp_path):

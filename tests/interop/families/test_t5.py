@@ -60,6 +60,7 @@ def test_greedy_and_beam_search(imported, theirs):
     pairs.check_search(imported, theirs[1], 4, 16, ends=False)
 
 
+@pytest.mark.thorough
 def test_copies(imported, tmp_path):
     parity.check_copies(imported, tmp_path)
 

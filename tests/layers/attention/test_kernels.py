@@ -151,6 +151,7 @@ def test_rows_that_may_see_nothing_are_zero_and_so_are_their_gradients(rng, kern
     assert_exact(KERNELS[kernel], rng, mask, 17)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("b,t,s", [(0, 3, 4), (2, 0, 4), (2, 3, 0), (2, 0, 0)])
 def test_without_rows_queries_or_keys_outputs_and_gradients_are_zero(kernel, b, t, s):
@@ -205,6 +206,7 @@ def test_capped_scores_and_sinks(rng, kernel, bias_heads):
     assert_exact(KERNELS[kernel], rng, Mask(causal=True), 19, **extras)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pattern", [Strided(5), Global(3, 2)], ids=repr)
 def test_sinks_are_counted_once_over_the_parts_of_a_pattern(rng, pattern):
     assert_exact(KERNELS["blockwise"], rng, Mask(causal=True, pattern=pattern), 29, sinks=True)

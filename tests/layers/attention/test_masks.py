@@ -41,6 +41,7 @@ def random_mask(rng: np.random.Generator, b: int, t: int, s: int) -> Mask:
     )
 
 
+@pytest.mark.thorough
 def test_dense_equals_its_definition(rng):
     for _ in range(20):
         b, t, s = rng.integers(1, 7, 3).tolist()
@@ -89,6 +90,7 @@ def test_no_one_sees_what_a_mask_is_lengthened_by(rng, added):
         assert not longer[..., 7:].any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pattern", [Fixed(4, 2), Global(2, 3), Blocks(2), Window(2), Strided(3)], ids=repr)
 def test_a_pattern_is_that_of_the_positions_of_a_document(rng, pattern):
     first, n = int(rng.integers(1, 6)), 9
@@ -118,6 +120,7 @@ def test_every_pattern_is_tested():
     assert {type(make(4, 2)) for make in PATTERNS.values() if make} == tested
 
 
+@pytest.mark.thorough
 def test_each_seed_draws_other_blocks_for_its_heads(rng):
     seeds, t = rng.integers(0, 500, 3), 40
     pattern = Blocks(2, drawn=2, per_head=True)

@@ -87,7 +87,7 @@ def test_at_most_twice_the_allowed_pairs_are_computed(causal, size):
         assert allowed <= computed <= 2 * allowed, (pattern, computed / allowed)
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("lengths", [[2048], [512] * 4])
 def test_blocks_of_other_heads_are_not_computed(rng, causal, lengths):
@@ -181,7 +181,7 @@ def test_parts_of_packed_rows_have_every_pair_once(rng, monkeypatch, make, causa
         np.testing.assert_array_equal(covered(padded, t, t)[:end], expected, err_msg=f"{padded}")
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("pattern", [Fixed(5, 2), Global(3, 2), Blocks(4, 2)], ids=repr)
 @pytest.mark.parametrize("causal", [True, False])
 def test_packed_rows_are_exact_forward_and_backward(rng, monkeypatch, pattern, causal):

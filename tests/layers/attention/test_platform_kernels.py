@@ -262,6 +262,7 @@ def test_the_columns_of_alibi_are_exact_in_half_precision():
     np.testing.assert_allclose(query_htc[:, 0] @ key_sc[0].T, expected_hs, rtol=1e-7)
 
 
+@pytest.mark.thorough
 def test_splash_on_several_devices(rng, interpreted):
     four = jax.devices("cpu")[:4]
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), (AxisType.Auto,) * 2, devices=four)

@@ -95,6 +95,7 @@ OVER_A_CACHE = [{"position": position} for position in POSITIONS if position != 
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "changes", [{}, *(pytest.param(changes, marks=pytest.mark.thorough) for changes in OVER_A_CACHE)]
 )

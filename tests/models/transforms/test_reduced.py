@@ -84,7 +84,7 @@ def divergence(logits, others):
     return (np.exp(p) * (p - q)).sum(-1)
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoding_reads_what_is_stored(rng, kind, monkeypatch):
     """int8 weights and an int8 cache give the logits of the rounded parameters, keys and values in float32:

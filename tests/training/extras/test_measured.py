@@ -113,6 +113,7 @@ def expected_inside(monkeypatch, config, params, batch):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [
     {},
     pytest.param({"scan_layers": True, "remat": "full"}, marks=pytest.mark.thorough),

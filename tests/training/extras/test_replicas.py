@@ -25,6 +25,7 @@ def drawn(key, shape):
     return *bits, jax.random.bernoulli(keys[1, 0], 0.3, shape), jax.random.normal(keys[0, 1], shape)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(8,), (8, 3), (8, 3, 5, 2)])
 def test_blocks_draw_the_numbers_of_the_whole(shape):
     here = jax.vmap(lambda block: drawn(replicas._of_block(KEY, block), (2, *shape[1:])))(jnp.arange(4))

@@ -72,7 +72,7 @@ def measured(head, params, x, targets, vocab_size, weights, smoothing=0.0, **con
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, x)
 
 
-@pytest.mark.thorough(but=4)
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "smoothing"), VALUES)
 def test_parts_change_neither_values_nor_gradients(rng, kind, name, smoothing):
@@ -89,6 +89,7 @@ def test_parts_change_neither_values_nor_gradients(rng, kind, name, smoothing):
         assert_close(found, whole, 2e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("vocab_size", "parts"), [(3, 4), (8, 2), (1, 16), (16, 16)])
 def test_parts_of_padding_alone_have_no_weight(rng, vocab_size, parts):
     """Also where a part has as many tokens as the vocabulary."""
@@ -133,7 +134,7 @@ def test_parts_never_hold_all_logits(rng):
     assert peak(8) < 0.3 * peak(1)
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "axes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 8}, {"fsdp": 4, "context": 2}]
 )
@@ -207,6 +208,7 @@ def test_parts_that_are_not_equal_are_refused_before_there_is_a_folder(tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chunk", [0, 1, 3, 4, 10, 99])
 def test_chunks_change_neither_values_nor_gradients(rng, chunk):
     """Also where the last chunk is not full, and where one chunk holds everything."""

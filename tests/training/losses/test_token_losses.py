@@ -121,7 +121,7 @@ def one_step(rng_seed, batch, microbatches=1, **config):
     return state.params["kernel"], {name: float(value.mean) for name, value in metrics.items()}
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LOSSES)
 def test_chunks_microbatches_smoothing_and_z_loss_hold_for_every_loss(rng, name):
     """The first two change nothing, and the others do."""

@@ -32,7 +32,7 @@ def test_the_state_of_an_optimizer_keeps_its_shapes_and_is_all_arrays(rng, name)
     assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_descends_and_rests_where_its_rate_is_0(monkeypatch, rng, name):
     monkeypatch.setitem(SCHEDULES, "pause", lambda count, steps: 1.0 * (count != 1))

@@ -61,6 +61,7 @@ def change(params, gradients, **settings):
     return by_path(jax.jit(optimizer.update)(gradients, optimizer.init(params), params)[0])
 
 
+@pytest.mark.thorough
 @every_variant
 def test_muon_leaves_embeddings_heads_and_vectors_to_adam(rng, changes):
     params = drawn(rng, shapes(**changes))
@@ -74,6 +75,7 @@ def test_muon_leaves_embeddings_heads_and_vectors_to_adam(rng, changes):
     assert {"encoder_0/recurrent/kernel", "encoder_reverse_0/input/kernel", "bridge/kernel"} < found.keys()
 
 
+@pytest.mark.thorough
 @every_variant
 def test_the_update_of_each_gate_is_orthogonal(rng, changes):
     """Gradients U S V^T, of very different sizes in each gate, become U S' V^T with S' near the identity."""

@@ -232,7 +232,7 @@ def step_of(mup, rng, gradient=1.0):
     return named(params), named(updates)
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["adamw", "adam", "lion", "contrib.muon"])
 def test_weight_decay_does_not_shrink_in_wide_models(rng, name):
     mup = decoder({"name": name, "weight_decay": 0.1})

@@ -37,7 +37,7 @@ def renamed(tree):
     return tree
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "keys"), [
     ("lamb", {"d_ff": 12}), ("contrib.muon", {"mixer": "latent"}), ("contrib.muon", {"num_experts": 2}),
     ("cautious.adamw", {"tie_embeddings": False}), ("adamw", {"tie_embeddings": False}),

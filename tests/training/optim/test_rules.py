@@ -132,6 +132,7 @@ def test_what_is_frozen_has_no_gradient(rng):
         assert np.all(gradients["head"]["kernel"] == 1)
 
 
+@pytest.mark.thorough
 def test_the_backward_pass_ends_above_frozen_blocks(rng):
     """The compiled step has neither their gradients nor what leads to them alone."""
     model = DecoderConfig(d_model=32, num_layers=4, num_heads=2, d_ff=64).build(32)
