@@ -234,8 +234,8 @@ def _checkpoints(folder: Path) -> Checkpoints:
         raise UserError(
             f"initialize_from: {folder} has no checkpoints; expected the folder of a run ({hint})"
         )
-    config = _read(paths.config) or {}
-    keep_best = config.get("train", {}).get("keep_best", "")
+    stored = _read(paths.config) or {}
+    keep_best = stored.get("train", {}).get("keep_best", "")
     return Checkpoints(paths.checkpoints, keep_best=keep_best, write=False)
 
 
