@@ -225,11 +225,12 @@ EDITS = {
         "tests/data/encoders/test_masked_text.py",
         {
             "special_tokens_chosen": (
-                'free_bt = (batch["segments"] > 0) & ~special_bt',
-                'free_bt = batch["segments"] > 0',
+                '(batch["segments"] > 0) & ~special_bt)',
+                'batch["segments"] > 0)',
             ),
             "masks_every_step_alike": ("default_rng([self.seed, places[i]])", "default_rng([self.seed, 0])"),
             "random_tokens_are_special": ("self.words.ordinary[anything]", "self.special_tokens.cls"),
+            "places_out_of_order": ('        chosen["places"].sort(axis=1)\n', ""),
             "share_of_masks": ("MASKED, RANDOM = 0.8, 0.1", "MASKED, RANDOM = 0.9, 0.1"),
             "targets_of_nothing": (
                 "np.where(guessed > 0, tokens_bt[here], 0)",

@@ -33,6 +33,7 @@ def test_what_is_masked_is_the_target_and_the_rest_is_as_it_was(rng, kind):
     for i in range(40):
         count = int(found["guessed"][i].sum())
         np.testing.assert_array_equal(found["guessed"][i], np.arange(len(found["guessed"][i])) < count)
+        assert (np.diff(found["places"][i, :count]) > 0).all() and not found["places"][i, count:].any()
         places = found["places"][i, :count]
         assert len(set(places)) == count >= 1
         np.testing.assert_array_equal(found["targets"][i, :count], batch["tokens"][i, places])

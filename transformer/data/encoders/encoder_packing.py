@@ -79,17 +79,18 @@ class EncoderRows(Rows):
         padding."""
         shape = len(rows), self.sequence_length
         labels_bk, weights_bk = (np.zeros((len(rows), self.most), kind) for kind in (np.int32, np.float32))
-        inputs, places = [], []
+        inputs: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int32),) * 2]
+        places = []
         for i, row in enumerate(rows):
             start = 0
             for k, index in enumerate(self._rows[row] if row >= 0 else ()):
                 texts, label = self.read(index, 0 if epochs is None else int(epochs[i]))
                 labels_bk[i, k], weights_bk[i, k] = label, 1
-                inputs.append(np.stack(self.special_tokens.build_input(texts)))
-                places.append((i, k + 1, start, inputs[-1].shape[1]))
-                start += inputs[-1].shape[1]
+                inputs.append(self.special_tokens.build_input(texts))
+                places.append((i, k + 1, start, len(inputs[-1][0])))
+                start += len(inputs[-1][0])
         row_n, segment_n, start_n, length_n = np.array(places, int).reshape(-1, 4).T
-        tokens_m, types_m = np.concatenate([np.zeros((2, 0), np.int32), *inputs], axis=1)
+        tokens_m, types_m = map(np.concatenate, zip(*inputs, strict=True))
         values = {"tokens": tokens_m, "segments": np.repeat(segment_n, length_n)}
         values |= {"positions": ranges(length_n), "types": types_m}
         batch = laid_out(values, row_n, start_n, length_n, shape)

@@ -77,20 +77,21 @@ class Masking:
         tokens_bt = batch["tokens"].copy()
         b, t = tokens_bt.shape
         most = max(1, round(self.share * t))
-        chosen = {name: np.zeros((b, most), np.int32) for name in ("places", "targets")}
-        guessed = np.zeros((b, most), np.float32)
+        guessed, chosen = np.zeros((b, most), np.float32), {"places": np.full((b, most), t, np.int32)}
         special = (self.special_tokens.cls, self.special_tokens.sep, self.special_tokens.mask)
         special_bt = np.isin(tokens_bt, special)
-        free_bt = (batch["segments"] > 0) & ~special_bt
+        rows, free = np.nonzero((batch["segments"] > 0) & ~special_bt)
+        ends_b = np.searchsorted(rows, np.arange(1, b + 1)).tolist()
         fate, anything = np.ones((b, most)), np.zeros((b, most), np.int64)
-        for i in range(b):
+        for i, (start, end) in enumerate(zip([0, *ends_b], ends_b, strict=False)):
             rng = np.random.default_rng([self.seed, places[i]])
-            where, span = self._choose(batch["tokens"][i], special_bt[i], np.flatnonzero(free_bt[i]), rng)
-            where, span = where[:most], span[:most]
+            where, unit = self._choose(batch["tokens"][i], special_bt[i], free[start:end], rng)
             m = len(where)
             chosen["places"][i, :m], guessed[i, :m] = where, 1
-            fate[i, :m] = rng.random(int(span.max(initial=-1)) + 1)[span]
+            fate[i, :m] = rng.random(m) if unit is None else rng.random(int(unit.max()) + 1)[unit]
             anything[i, :m] = rng.integers(0, len(self.words.ordinary), m)
+        chosen["places"].sort(axis=1)
+        chosen["places"] %= t  # padding was behind them
         here = np.arange(b)[:, None], chosen["places"]
         chosen["targets"] = np.where(guessed > 0, tokens_bt[here], 0)
         new = np.where(fate < MASKED, self.special_tokens.mask, self.words.ordinary[anything])
@@ -100,14 +101,14 @@ class Masking:
 
     def _choose(
         self, tokens_t: np.ndarray, special_t: np.ndarray, free: np.ndarray, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The chosen ones of the positions `free` of one row, in order, and the number of the unit of
-        each."""
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The chosen ones of the positions `free` of one row, and the number of the unit of each; None:
+        each is one, and they are in any order."""
         if not len(free):
-            return free, free
+            return free, None
         budget = max(1, round(self.share * len(free)))
         if self.kind == "token":
-            return np.sort(rng.permutation(free)[:budget]), np.arange(budget)
+            return rng.permutation(free)[:budget], None
         begins = self.words.begins(tokens_t) | np.append(True, special_t[:-1])
         word_of = np.cumsum(begins[free]) - begins[free][0]
         count = int(word_of[-1]) + 1
@@ -127,8 +128,8 @@ class Masking:
                 left -= more
         chosen = span_of >= 0
         if not chosen.any():  # every word is longer than the budget: choose one token
-            return rng.permutation(free)[:1], np.zeros(1, int)
-        return free[chosen], span_of[chosen] if self.kind == "span" else np.arange(chosen.sum())
+            return rng.permutation(free)[:1], None
+        return free[chosen], span_of[chosen] if self.kind == "span" else None
 
 
 def _is_letter(character: str, of_bytes: bool) -> bool:
