@@ -128,6 +128,24 @@ def test_a_term_with_a_gradient_is_optimised_or_refused(rng, microbatches):
         assert metrics["report"].weight > 0
 
 
+@pytest.mark.parametrize("added", [{}, {"late": 1.0}])
+def test_a_term_that_weigh_names_is_a_sum_of_the_loss(rng, added):
+    class Late(TwoLosses):
+        def loss(self, *inputs):
+            return super().loss(*inputs) | added
+
+        def weigh(self, batch):
+            return super().weigh(batch) | {"late": jnp.float32(1)}
+
+    optimizer = optax.sgd(1.0)
+    step = make_train_step(Late(), optimizer, seed=0)
+    message = (
+        "^`weigh` names the term 'late', and `loss` returns no Sum of that name; Sums there: loss, other: "
+    )
+    with pytest.raises(UserError, match=message):
+        step(make_state(optimizer), make_batch(rng))
+
+
 @pytest.mark.thorough
 def test_clipping_bounds_the_step(rng):
     optimizer, batch = optax.sgd(1.0), make_batch(rng)

@@ -62,9 +62,9 @@ def make_train_step(
             else:
                 terms, carry = experiment.loss_and_carry(params, rows, carry, rows_rng, True)
             terms = {name: term if name in weights else reported(name, term) for name, term in terms.items()}
+            sums = _Sums((name, term) for name, term in terms.items() if isinstance(term, Sum))
             # A term without examples in the batch contributes 0 instead of 0 / 0.
-            total = sum(terms[name].total / jnp.maximum(weight, 1e-9) for name, weight in weights.items())
-            return total, (terms, carry)
+            return sum(sums[name].total / jnp.maximum(n, 1e-9) for name, n in weights.items()), (terms, carry)
 
         gradient = jax.grad(objective, has_aux=True)
         if microbatches == 1:
@@ -93,6 +93,16 @@ def make_train_step(
         return dataclasses.replace(new, step=state.step + 1, skipped=skipped, carry=carry), metrics
 
     return train_step
+
+
+class _Sums(dict[str, Sum]):
+    """The terms of `loss` that are `Sum`s, as all that `weigh` names must be."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise UserError(
+            f"`weigh` names the term {name!r}, and `loss` returns no Sum of that name; Sums there: "
+            f"{', '.join(self) or 'none'}: return one, Sum.of(values, weights), or leave it out of `weigh`"
+        )
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
