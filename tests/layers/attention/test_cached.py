@@ -1,14 +1,18 @@
 """Attention over a cache: the reference's result, without a copy of the cache at any step."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.layers.table import Table
+from transformer.errors import UserError
 from transformer.layers.attention.cache import Cache, KVCache
 from transformer.layers.attention.kernels import choose
 from transformer.layers.attention.kernels.cached import cached
+from transformer.layers.attention.kernels.position_scoring import PositionScoring
 from transformer.layers.attention.kernels.reference import reference
 from transformer.layers.attention.kernels.scores import Scoring
 from transformer.layers.attention.masks import Mask
@@ -17,7 +21,7 @@ from transformer.layers.attention.masks import Mask
 def extras(rng, h, k, indices, s):
     """Everything that may be done to scores and values."""
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
-    return Scoring(
+    return PositionScoring(
         query_positions_bt=indices,
         key_positions_bs=jnp.broadcast_to(jnp.arange(s), (len(indices), s)),
         params={"bias": normal(h, 32, 32), "values": normal(32, k)},
@@ -25,6 +29,15 @@ def extras(rng, h, k, indices, s):
         position=Table(heads=h, width=k),
         soft_cap=1.5,
     )
+
+
+@pytest.mark.parametrize("heads,key,value", [(2, 10, 5), (4, 5, 5), (2, 5, 0)])
+def test_keys_and_values_that_do_not_fit_the_cache_are_refused(heads, key, value):
+    fitting, other = (KVCache.empty(1, 3, widths, "float32") for widths in ((2, 5, 5), (heads, key, value)))
+    fitting.write(fitting, 0)
+    held = re.escape("KV cache: its keys and values have (heads, width) [(2, 5), (2, 5)], those of ")
+    with pytest.raises(UserError, match=f"^{held}.*; override `cache_widths` of"):
+        fitting.write(other, 0)
 
 
 @pytest.mark.thorough

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -56,15 +56,19 @@ class KVCache:
         return key_bgsk.swapaxes(1, 2), value_bsgk
 
     def write(self, new: "KVCache", start: jax.Array | int) -> "KVCache":
-        """The cache with new keys and values in the slots from `start` on; from its end on it grows."""
-        if isinstance(self.key_bgsk, Quantized):
-            new = new.quantized()
+        """The cache with new keys and values in the slots from `start` on; from its end on it grows.
+
+        Raises:
+          UserError: it has another number of heads, or other widths.
+        """
+        new = new.quantized() if isinstance(self.key_bgsk, Quantized) else new
         new = dataclasses.replace(new, wraps=self.wraps)
         if self.wraps:
             return jax.tree.map(functools.partial(rolling.write, start=start), self, new)
         if isinstance(start, int) and start == self.slots:
             return jax.tree.map(lambda old, new: jnp.concatenate([old, new.astype(old.dtype)], 2), self, new)
-        put = jax.lax.dynamic_update_slice_in_dim
+        sizes, written = ([x.shape[1::2] for x in jax.tree.leaves(cache)] for cache in (self, new))
+        put = jax.lax.dynamic_update_slice_in_dim if sizes == written else _refuse(sizes, written)
         return jax.tree.map(lambda old, new: put(old, new.astype(old.dtype), start, axis=2), self, new)
 
     def hold(self, slots: int, ring: int, filled: int) -> "KVCache":
@@ -74,6 +78,13 @@ class KVCache:
             return dataclasses.replace(jax.tree.map(fit, self), wraps=True)
         added = (0, 0), (0, 0), (0, slots - self.slots), (0, 0)
         return dataclasses.replace(jax.tree.map(lambda x: jnp.pad(x, added), self), wraps=False)
+
+
+def _refuse(sizes: list[tuple[int, ...]], written: list[tuple[int, ...]]) -> NoReturn:
+    raise UserError(
+        f"KV cache: its keys and values have (heads, width) {sizes}, those of `keys_values` {written}; "
+        "override `cache_widths` of this kind of attention: heads, width of keys, width of values"
+    )
 
 
 @struct.dataclass
