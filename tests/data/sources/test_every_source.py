@@ -8,6 +8,7 @@ import pytest
 from tests.data.sources.test_work import record, write
 from transformer.data.sources import SOURCES, open_source
 from transformer.data.sources.base import SPLITS
+from transformer.data.sources.line_files import JsonLines
 
 FILES = [name for name, kind in SOURCES.items() if kind.is_files]
 OWN = [name for name, kind in SOURCES.items() if not kind.is_files and name != "tfds"]
@@ -38,6 +39,22 @@ def check(source, again):
         source[len(source)]
 
 
+def test_files_are_read_again_by_a_class_of_another_version(tmp_path, monkeypatch):
+    """The places of records are cached, so a change of the code that finds them raises `version`."""
+    name, options = made("jsonl", tmp_path / "files")
+    before = opened(name, "train", tmp_path, **options)
+    assert len(before) > 100
+
+    def none(self, left_out):
+        return iter(())
+
+    monkeypatch.setattr(JsonLines, "_blocks", none)
+    assert len(opened(name, "train", tmp_path, **options)) == len(before)
+    monkeypatch.setattr(JsonLines, "version", 1)
+    again = opened(name, "train", tmp_path, **options)
+    assert len(again) == 0 and again.identity != before.identity
+
+
 @pytest.mark.parametrize("kind", FILES)
 def test_the_splits_of_a_file_are_its_records_each_once(kind, tmp_path):
     name, options = made(kind, tmp_path / "files")
@@ -52,6 +69,7 @@ def test_the_splits_of_a_file_are_its_records_each_once(kind, tmp_path):
     assert len(texts["train"]) > 0.8 * len(found)
     if kind != "hf":  # whose rows have other texts
         field = options.get("field", "text")
+        assert field in record(0), f"`write` gives the field {field!r}; give one of `record`, or add it there"
         assert sorted(found) == sorted(record(i)[field].strip() for i in range(COUNT))
 
 
@@ -68,12 +86,14 @@ def test_the_identity_of_a_file_changes_when_a_record_does(kind, tmp_path):
 def test_the_splits_of_a_source_without_files_have_nothing_in_common(kind, tmp_path):
     fields = SOURCES[kind].FIELDS
     options = {"field": fields[0], "fields": fields[:1]}
-    keys = {}
+    keys, identities = {}, set()
     for split in SPLITS:
         source = opened(kind, split, tmp_path, **options)
+        identities.add(source.identity)
         check(source, opened(kind, split, tmp_path, **options))
         by = SOURCES[kind].divided_by or fields[0]
         keys[split] = {json.dumps(source[i][by]) for i in range(len(source))}
+    assert len(identities) == len(SPLITS), "two splits have one identity, by which tokens are cached"
     train, validation, test = keys.values()
     assert not train & validation and not train & test and not validation & test
     assert len(train) > len(validation) and len(train) > len(test)

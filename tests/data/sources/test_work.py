@@ -90,7 +90,8 @@ def work(monkeypatch):
 
 
 def write(kind, folder, count):
-    """The source of a file of this kind with that many records, and the options to open it."""
+    """The source of a file of this kind with that many records, and the options to open it. The texts of the
+    option `field` ("text") are to be read as `record` gives them, but for white space around them."""
     folder.mkdir()
     records = [record(i) for i in range(count)]
     path, options = folder / "a", {"reads": ("text",), "fields": ("text", "label")}
@@ -123,6 +124,7 @@ def write(kind, folder, count):
         ]
         path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
         return f"squad:{path}", {"fields": names, "field": "question"}
+    assert kind in ("line", "paragraph"), f"{kind!r} is a source of files; add an entry for it to `write`"
     separator = {"line": "\n", "paragraph": "\n\n"}[kind]
     path.write_text(separator.join(each["text"] for each in records))
     return f"text:{path}", {"document": kind}

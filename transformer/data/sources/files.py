@@ -33,6 +33,9 @@ class Files(Source):
     """Records that are ranges of bytes in files, plain or packed."""
 
     is_files = True
+    version = 0
+    """To be raised when the same files give other records than before: what is cached of records, where they
+    are and what is tokenised, is then made again."""
 
     def __init__(
         self, kind: str, pattern: str, split: str, options: Options, patterns: Sequence[str] = ()
@@ -46,6 +49,7 @@ class Files(Source):
         stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self._files]
         more = [options.rule] if self.by_key(options) else []
         more += [["optional", *options.optional]] if options.optional else []
+        more += [["version", str(self.version)]] if self.version else []
         self.identity = digest(kind, stats, split, options.field, options.document, options.divide, *more)
         self._stats = stats
         self._map = functools.lru_cache(64)(self._open)

@@ -55,7 +55,8 @@ class RecordFiles(Files):
             return found_nk, tally
         options = self._options
         settings = sorted(options.asked), sorted(options.optional), options.rule
-        key = digest("records", type(self).__name__, self._stats, *settings)
+        version = [self.version] if self.version else []
+        key = digest("records", type(self).__name__, self._stats, *settings, *version)
         folder = build_once(options.folder / "records" / key, self._write)
         of_split_n = belong(self._split, load_array(folder / "shares.npy"))
         tally = load_values(folder / "tally.json")
