@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from transformer import runtime
@@ -17,9 +18,16 @@ from transformer.config import from_values, to_values
 from transformer.errors import UserError, suggest
 from transformer.evaluation.attention_weights import token_names
 from transformer.evaluation.embeddings import word_vectors
+from transformer.layers.attention.kernels import KERNELS
+from transformer.layers.attention.patterns import PATTERNS
+from transformer.layers.attention.positions import POSITIONS
+from transformer.layers.feed_forward import FEED_FORWARDS
+from transformer.layers.mixers import MIXERS
+from transformer.layers.normalization import NORMS
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Params
 from transformer.training.hooks import Hook
+from transformer.training.losses import LOSSES
 from transformer.training.run import Run
 from transformer.visualization.attention_maps import draw_attention, draw_beside
 from transformer.visualization.embedding_map import draw_map
@@ -33,6 +41,33 @@ def settle() -> None:
     """Sets the compilation cache and malloc, once; call it before JAX computes anything."""
     runtime.keep_programs()
     runtime.keep_memory()
+
+
+_FAMILIES: tuple[Mapping[str, Any], ...] = (
+    MIXERS,
+    KERNELS,
+    POSITIONS,
+    PATTERNS,
+    NORMS,
+    FEED_FORWARDS,
+    LOSSES,
+)
+_seen: dict[tuple[int, str], Any] = {}
+
+
+def _forget_replaced() -> None:
+    """Forgets JAX's compiled programs where a cell has put a new member in place of one of the same name:
+    JAX finds a program by the config, which has only the name, and would run the old one."""
+    now = {(i, name): member for i, family in enumerate(_FAMILIES) for name, member in family.items()}
+    if any(_seen.get(key, member) is not member for key, member in now.items()):
+        jax.clear_caches()
+    _seen.update(now)
+
+
+def _check_text(text: Any, call: str) -> None:
+    """Raises `UserError` for what is not one text."""
+    if not isinstance(text, str):
+        raise UserError(f"{call}: {type(text).__name__}; expected one text, call it for each of several")
 
 
 def train(
@@ -52,6 +87,7 @@ def train(
       UserError: where `launch.py` prints an error.
     """
     settle()
+    _forget_replaced()
     with contextlib.ExitStack() as stack:
         if quiet:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -67,11 +103,13 @@ def load(workdir: str | os.PathLike) -> tuple[Run, Params]:
       UserError: the folder has no run, or the run has no checkpoint.
     """
     settle()
+    _forget_replaced()
     return opening.load(workdir)
 
 
 def evaluate(run: Run, params: Params, split: str = "validation") -> dict[str, float]:
     """The results of all evaluators of a split, {"eval/loss": ...}, as --mode=evaluate prints them."""
+    _forget_replaced()
     return run.evaluate(params, split)
 
 
@@ -82,8 +120,10 @@ def complete(run: Run, params: Params, prompt: str, seed: int = 0, **sample: Any
         complete(run, params, "def ", temperature=0.5, max_new_tokens=100)
 
     Raises:
-      UserError: the run does not continue texts, or has no such key or value.
+      UserError: the run does not continue texts, or has no such key or value; not a text.
     """
+    _check_text(prompt, "complete")
+    _forget_replaced()
     experiment: Any = copy.copy(run.experiment)
     if not experiment.continues:
         raise UserError(f"complete: a run of {run.config.experiment} does not continue texts")
@@ -100,6 +140,7 @@ def logits(run: Run, params: Params, text: str) -> tuple[list[str], np.ndarray]:
     Raises:
       UserError: the run does not continue texts, or the text has more than `model.max_length` tokens.
     """
+    _check_text(text, "logits")
     experiment: Any = run.experiment
     if not experiment.continues:
         raise UserError(f"logits: a run of {run.config.experiment} does not continue texts")

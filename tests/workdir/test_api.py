@@ -11,6 +11,7 @@ import workdir
 from tests import runs
 from tests.training.toy import assert_same
 from transformer.errors import UserError
+from transformer.layers.mixers import MIXERS, MultiHeadAttention
 from transformer.training.loop import training_steps
 from workdir import api, complete, evaluate, load, logits, metrics
 
@@ -62,6 +63,27 @@ def test_a_completion_has_keys_of_its_own(trained):
     assert len(drawn) > 1
     with pytest.raises(UserError, match=r"sample\.temprature: unknown key; did you mean 'temperature'"):
         complete(run, params, "alpha", temprature=1.0)
+    for call in (complete, logits):
+        with pytest.raises(UserError, match=f"^{call.__name__}: list; expected one text, call it for each"):
+            call(run, params, ["alpha", "beta"])
+
+
+def test_a_member_that_a_cell_replaces_is_the_one_that_is_used(trained, monkeypatch):
+    """Also where a program with the one before, of the same name, is compiled."""
+    run, params = trained
+    keys = {"temperature": 0.0, "max_new_tokens": 5}
+    before = complete(run, params, "alpha", **keys)
+    called = []
+
+    class Changed(MultiHeadAttention):
+        def join(self, out_bthk, width):
+            called.append(width)
+            return super().join(out_bthk, width)
+
+    monkeypatch.setitem(MIXERS, "multi_head", Changed)
+    assert complete(run, params, "alpha", **keys) == before and called
+    called.clear()
+    assert complete(run, params, "alpha", **keys) == before and not called  # compiled once
 
 
 def test_an_evaluation_is_that_of_training(trained):
