@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import jax
 import pytest
 
 import launch
@@ -120,6 +121,13 @@ def test_the_notebook_example_works(monkeypatch, capsys, tmp_path):
     (loop,) = [code for kind, code in BLOCKS if kind == "python" and "optax.adamw" in code]
     exec(loop, names)
     assert 0 < names["value"] < 10 and names["terms"].keys() >= {"loss", "bits_per_byte"}
+    run, _ = names["load"](tmp_path / "run")
+    loss, weigh = run.experiment.loss, run.experiment.weigh
+    monkeypatch.setattr(run.experiment, "loss", lambda *a, **k: (t := loss(*a, **k)) | {"more": t["loss"]})
+    monkeypatch.setattr(run.experiment, "weigh", lambda batch: weigh(batch) | {"more": weigh(batch)["loss"]})
+    names["run"] = run
+    value, terms = names["loss"](names["params"], run.put(run.loader.batch_at(0)), jax.random.key(0))
+    assert value == pytest.approx(2 * terms["loss"])  # all that is optimised, not the loss alone
 
 
 @pytest.mark.slow
