@@ -25,20 +25,16 @@ def value_and_gradient(f, weights, params):
 @pytest.mark.thorough
 @pytest.mark.parametrize("changes", [
     {"num_kv_heads": 2, "num_encoder_layers": 1},
-    pytest.param({"parallel_sublayers": True, "logit_soft_cap": 3.0, "feed_forward": "relu2"},
-                 marks=pytest.mark.thorough),
-    pytest.param({"position": "t5", "norm": "layer", "norm_placement": "post"}, marks=pytest.mark.thorough),
-    pytest.param({"position": "t5", "position_buckets": 8, "position_distance": 6, "share_position": True,
-                  "attention_scale": 1.0, "scale_logits": True, "feed_forward": "relu"},
-                 marks=pytest.mark.thorough),
-    pytest.param({"position": "sinusoidal_halves", "norm": "layer", "norm_placement": "post",
-                  "feed_forward": "silu", "scale_embeddings": True, "output_bias": True, "use_bias": True},
-                 marks=pytest.mark.thorough),
-    pytest.param({"mixer": "latent", "latent_dim": 10, "soft_cap": 2.0}, marks=pytest.mark.thorough),
-    pytest.param({"position": "learned", "share_embeddings": False, "tie_embeddings": False, "qk_norm": True},
-                 marks=pytest.mark.thorough),
-    pytest.param({"position": "transformer_xl", "sinks": True, "norm_placement": "sandwich",
-                  "num_encoder_layers": 3}, marks=pytest.mark.thorough),
+    {"parallel_sublayers": True, "logit_soft_cap": 3.0, "feed_forward": "relu2"},
+    {"position": "t5", "norm": "layer", "norm_placement": "post"},
+    {"position": "t5", "position_buckets": 8, "position_distance": 6, "share_position": True,
+     "attention_scale": 1.0, "scale_logits": True, "feed_forward": "relu"},
+    {"position": "sinusoidal_halves", "norm": "layer", "norm_placement": "post",
+     "feed_forward": "silu", "scale_embeddings": True, "output_bias": True, "use_bias": True},
+    {"mixer": "latent", "latent_dim": 10, "soft_cap": 2.0},
+    {"position": "learned", "share_embeddings": False, "tie_embeddings": False, "qk_norm": True},
+    {"position": "transformer_xl", "sinks": True, "norm_placement": "sandwich",
+     "num_encoder_layers": 3},
 ])  # fmt: skip
 def test_an_encoder_decoder(rng, changes):
     config = EncoderDecoderConfig(**SIZES | changes)
@@ -63,16 +59,13 @@ def test_an_encoder_decoder(rng, changes):
 @pytest.mark.thorough
 @pytest.mark.parametrize("changes", [
     {"position": "transformer_xl", "num_kv_heads": 2},
-    *(pytest.param({"position": name, "sinks": True, "soft_cap": 3.0}, marks=pytest.mark.thorough)
+    *({"position": name, "sinks": True, "soft_cap": 3.0}
       for name in RELATIVE if name != "transformer_xl"),
-    pytest.param({"position": "alibi", "mixer": "latent", "latent_dim": 10}, marks=pytest.mark.thorough),
-    pytest.param({"position": "rope", "position_fraction": 0.25, "parallel_sublayers": True},
-                 marks=pytest.mark.thorough),
-    pytest.param({"qk_norm": True, "position": "rope", "norm": "layer", "norm_placement": "sandwich"},
-                 marks=pytest.mark.thorough),
-    pytest.param({"layers": ("a", "b"), "position": "t5",
-                  "layer_kinds": {"a": {"pattern": "window", "pattern_size": 3}, "b": {}}},
-                 marks=pytest.mark.thorough),
+    {"position": "alibi", "mixer": "latent", "latent_dim": 10},
+    {"position": "rope", "position_fraction": 0.25, "parallel_sublayers": True},
+    {"qk_norm": True, "position": "rope", "norm": "layer", "norm_placement": "sandwich"},
+    {"layers": ("a", "b"), "position": "t5",
+     "layer_kinds": {"a": {"pattern": "window", "pattern_size": 3}, "b": {}}},
 ])  # fmt: skip
 def test_transformer_xl_behind_its_memory(rng, changes):
     """The third segment of a text, and its gradient, which does not go into the memory: NumPy remembers the

@@ -10,6 +10,7 @@ import pytest
 
 from tests.parameters import random_params
 from transformer.errors import UserError
+from transformer.layers.mixers import MIXERS, Attention
 from transformer.models.transformer_xl import RELATIVE, Memory, TransformerXLConfig
 
 CONFIG = TransformerXLConfig(d_model=16, num_layers=2, num_heads=2, d_ff=24, memory_length=12)
@@ -66,24 +67,19 @@ ROTATED = {
     "linear": {"position_scaling": "linear", "position_factor": 2.0},
     "ntk": {"position_scaling": "ntk", "position_factor": 4.0},
     "yarn": {"position_scaling": "yarn", "position_factor": 4.0, "position_original_length": 64},
-    "latent": {"mixer": "latent"},
     "latent yarn": {"mixer": "latent", "position_scaling": "yarn", "position_factor": 4.0},
-    "plain": {"mixer": "plain"},
     "rope, none": kinds({}, {"position": "none"}),
     "none, rope": kinds({"position": "none"}, {}),
     "two bases": kinds({"position_base": 3.0}, {"position_base": 500.0}),
     "scaled, latent": kinds({"position_scaling": "linear", "position_factor": 3.0}, {"mixer": "latent"}),
     "transformer_xl, rope": kinds({"position": "transformer_xl"}, {}),
-}
-"""Rotary positions of every kind, and layers that differ in them: each turns back its own keys."""
-
-QUICK = ("rope, none", "two bases")
+} | {name: {"mixer": name} for name, kind in MIXERS.items() if issubclass(kind, Attention)}
+"""Rotary positions of every kind, in every mixer with keys, and layers that differ in them: each turns back
+its own keys."""
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in ROTATED]
-)
+@pytest.mark.parametrize("name", ROTATED)
 def test_keys_are_turned_back_by_the_positions_of_their_own_layer(rng, name):
     changes = {"position": "rope"} | ROTATED[name]
     config, model, variables = make(rng, **changes)

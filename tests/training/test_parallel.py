@@ -305,7 +305,7 @@ def test_no_axis_multiplies_the_work_of_a_model_or_gathers_what_it_divides(axes)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("rules", ["sequence", pytest.param("default", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("rules", ["sequence", "default"])
 def test_beside_tensor_the_axis_context_still_divides_sequences(rules):
     """No device receives a whole one, of 512 tokens, or computes more than without the axis."""
     (without, _), (with_it, _) = (
@@ -359,7 +359,7 @@ def test_muon_exchanges_matrices_and_gathers_none(rng, axes, layers):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("t", [7, *(pytest.param(t, marks=pytest.mark.thorough) for t in (512, 16))])
+@pytest.mark.parametrize("t", [7, 512, 16])
 def test_sequences_are_divided_between_attention_and_feed_forward(t):
     """With the same gradients, and less memory; also for a length that does not divide."""
     config = DecoderConfig(num_layers=4, d_model=64, num_heads=4, d_ff=64, max_length=512, remat="full")

@@ -96,9 +96,7 @@ OVER_A_CACHE = [{"position": position} for position in POSITIONS if position != 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "changes", [{}, *(pytest.param(changes, marks=pytest.mark.thorough) for changes in OVER_A_CACHE)]
-)
+@pytest.mark.parametrize("changes", [{}, *OVER_A_CACHE])
 def test_of_steps_over_a_cache(rng, changes):
     """Ragged prompts, then one token, then three at once: logits, and their gradients through all steps."""
     if changes.get("mixer"):

@@ -116,9 +116,9 @@ def expected_inside(monkeypatch, config, params, batch):
 @pytest.mark.thorough
 @pytest.mark.parametrize("changes", [
     {},
-    pytest.param({"scan_layers": True, "remat": "full"}, marks=pytest.mark.thorough),
-    pytest.param({"position": "alibi", "norm_placement": "post"}, marks=pytest.mark.thorough),
-    pytest.param(KINDS, marks=pytest.mark.thorough),
+    {"scan_layers": True, "remat": "full"},
+    {"position": "alibi", "norm_placement": "post"},
+    KINDS,
 ])  # fmt: skip
 def test_each_layer_is_measured(rng, monkeypatch, changes):
     config, params, batch = make(rng, **changes)
