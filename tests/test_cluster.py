@@ -145,3 +145,41 @@ def test_jobs_of_kubernetes_start_as_many_processes_as_they_say(name):
     assert mounted == {each["name"] for each in spec["template"]["spec"]["volumes"]}
     places = [each["mountPath"] for each in container["volumeMounts"]]
     assert any(flags.workdir.startswith(place) for place in places)
+
+
+@pytest.mark.thorough
+def test_skypilot_starts_a_process_on_each_node(tmp_path):
+    job = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
+    assert (runs.ROOT / job["envs"]["FLAGS"].split()[0].removeprefix("--config=")).is_file()
+    source = runs.write_corpus(tmp_path / "corpus")
+    keys = f"--config.data.source={source} --config.train.steps=2 --config.train.batch_size=4"
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHON": sys.executable}
+    environment |= {"FLAGS": f"--config=configs/lm.py:tiny --workdir={tmp_path / 'run'} {keys}"}
+    environment |= {"SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1", "SKYPILOT_NUM_NODES": str(job["num_nodes"])}
+    script = job["run"].replace(":9876", f":{runs.free_port()}")
+    processes = [
+        subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=runs.ROOT,
+            env=os.environ | environment | {"SKYPILOT_NODE_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(job["num_nodes"])
+    ]
+    printed = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], printed
+    assert trained(tmp_path / "run") == 2
+
+
+def test_the_image_has_what_it_runs():
+    """Each file that the Dockerfile copies is there, and is not left out of what Docker sees."""
+    lines = (FOLDER / "Dockerfile").read_text().splitlines()
+    ignored = (runs.ROOT / ".dockerignore").read_text().split()
+    copied = [line.split()[1] for line in lines if line.startswith("COPY ")]
+    assert copied == ["requirements.txt", "."]
+    assert not {"transformer", "configs", "experiments", "commands", "workdir", "launch.py"} & {*ignored}
+    entry = next(line for line in lines if line.startswith("ENTRYPOINT"))
+    program, file = json.loads(entry.removeprefix("ENTRYPOINT "))
+    assert program == "python" and (runs.ROOT / file).is_file()

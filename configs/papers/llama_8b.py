@@ -46,6 +46,8 @@ def get_config(preset: str = "") -> ConfigDict:
     config.train.evaluate_every = 5_000
     config.train.evaluate_batches = 20
     config.train.checkpoint_every = 1_000
+    config.train.keep_last = 3
+    config.train.rollbacks = 3
     config.parallel.mesh.data = 1
     config.parallel.mesh.fsdp = -1
     return base.choose(config, preset, {"tiny": TINY_LLAMA})

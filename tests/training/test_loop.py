@@ -655,6 +655,25 @@ def test_profile_records_its_steps(tmp_path):
     assert list((tmp_path / "short").rglob("*.xplane.pb"))
 
 
+@pytest.mark.thorough
+def test_a_request_in_the_folder_records_the_steps_that_follow(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_hooks, "LOOK_SECONDS", 0.0)
+    profile = Profile(10, 0, tmp_path)
+    run(12, hooks=[profile])
+    assert not [*tmp_path.iterdir()]
+
+    class Ask(Hook):
+        def __call__(self, step, state, metrics):
+            if step == 4:  # is noticed after step 5
+                (tmp_path / "requested").touch()
+
+    run(12, hooks=[Ask(1), profile])
+    (path,) = tmp_path.rglob("*.trace.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    steps = [event["args"]["step_num"] for event in events if event.get("name") == "train"]
+    assert steps == ["6", "7", "8"] and not (tmp_path / "requested").exists()
+
+
 def test_a_trace_names_modules_and_leaves_out_waiting_and_calls_of_python(tmp_path):
     # Programs whose kernels have the same names are not part of what is recorded.
     others = [jax.jit(lambda x, n=n: jax.numpy.tanh(x @ x.T) @ x * n) for n in range(3)]

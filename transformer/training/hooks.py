@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +18,12 @@ from transformer.training.state import Params, State
 
 if TYPE_CHECKING:
     from transformer.training.run_config import TrainConfig
+
+LOOK_SECONDS = 5.0
+"""Seconds between two looks for a request to record."""
+
+REQUESTED_STEPS = 3
+"""The steps that are recorded on request in a run without `train.profile_steps`."""
 
 
 class Hook(ABC):
@@ -222,30 +228,45 @@ class Pictures(Hook):
                 writer.add_picture(self.directory.name, imread(path)[..., :3], step)
 
 
+@dataclass
 class Profile(Hook):
-    """Records the `count` steps after step `first` with `jax.profiler`, for Perfetto or TensorBoard."""
+    """Records the `count` steps after step `first` with `jax.profiler`, for Perfetto or TensorBoard; and
+    whenever there is a file `requested` in the folder, which is deleted, the steps that follow: `count`, or
+    `REQUESTED_STEPS` if that is 0."""
 
-    def __init__(self, first: int, count: int, directory: Path):
-        super().__init__()
-        self.first, self.after, self.directory = first, first + count, directory
-        self._running = False
+    first: int
+    count: int
+    directory: Path
+    _looked: float = field(default_factory=time.monotonic)
+    _end: int = 0
 
     def due(self, step: int, last: bool) -> bool:
-        """At the start and the end of the recording."""
-        return jax.process_index() == 0 and (step == self.first or (self._running and step == self.after))
+        """At the start and the end of the recording. A request is looked for every `LOOK_SECONDS`: each time
+        asks the file system."""
+        if jax.process_index():
+            return False
+        if self._end:
+            return step == self._end
+        if self.count and step == self.first:
+            return True
+        if (now := time.monotonic()) < self._looked + LOOK_SECONDS:
+            return False
+        self._looked = now
+        return (self.directory / "requested").is_file()
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
         """Starts or ends the recording."""
-        if step == self.first:
-            trace.start(self.directory)
-            self._running = True
-        else:
+        if self._end:
             self.close()
+        else:
+            (self.directory / "requested").unlink(missing_ok=True)
+            trace.start(self.directory)
+            self._end = step + (self.count or REQUESTED_STEPS)
 
     def close(self) -> None:
         """Ends the recording if the run ends before it."""
-        if self._running:
-            self._running = False
+        if self._end:
+            self._end = 0
             trace.stop(self.directory)
 
 

@@ -110,8 +110,7 @@ class Run:
         """The hooks of training; errors of the validation data are raised here."""
         c = self.config.train
         hooks: list[Hook] = [Evaluate(c.evaluate_every, self.validation, c.keep_best.removeprefix("-"))]
-        if c.profile_steps:
-            hooks.append(Profile(c.profile_from, c.profile_steps, self.folder.profile))
+        hooks.append(Profile(c.profile_from, c.profile_steps, self.folder.profile))
         return [*hooks, *self.experiment.hooks(self.folder), *self.extra_hooks]
 
     @functools.cached_property

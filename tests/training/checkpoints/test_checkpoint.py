@@ -221,3 +221,9 @@ def test_arrays_of_another_shape_alone_are_refused(tmp_path):
         ):
             with pytest.raises(UserError, match=r"kernel is float32\[8, 8\], here float32\[8, 9\]"):
                 restore()
+
+
+def test_a_save_may_take_hours(tmp_path):
+    """Of 100 GB, on a disk that writes 5 MB/s, where orbax alone ends the run after 20 minutes."""
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints._manager._options.async_options.timeout_secs >= 100e9 / 5e6
