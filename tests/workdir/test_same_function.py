@@ -175,11 +175,9 @@ def test_positions_of_images_are_interpolated_or_refused(tmp_path, capfd):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("config", [
-    pytest.param(name, marks=[] if name == "word_embedding.py" else pytest.mark.thorough)
-    for name in CONFIGS
-])  # fmt: skip
+@pytest.mark.parametrize("config", CONFIGS)
 def test_every_config_begins_with_the_loss_of_the_run_that_it_starts_from(tmp_path, config):
+    """Where a run's reference is the model as training begins, with that of a margin of 0."""
     values = read_config(f"configs/{config}:tiny")
     keys = [f"--config=configs/{config}:tiny"]
     if values["data"].get("source") in AT_HAND:
@@ -188,4 +186,4 @@ def test_every_config_begins_with_the_loss_of_the_run_that_it_starts_from(tmp_pa
         keys.append("--config.data.subsample=0.1")  # a corpus of ten words has no rare one
     first = train(*keys, f"--workdir={tmp_path}/first")
     second = train(*keys, f"--workdir={tmp_path}/second", began_with(tmp_path / "first"), STILL[0])
-    assert second == pytest.approx(first, rel=1e-6)
+    assert second == pytest.approx(np.log(2) if config == "dpo.py" else first, rel=1e-6)
