@@ -94,7 +94,7 @@ def check_round_trip(imported: Pairs, theirs: Any, folder: Any, rng: np.random.G
     """What is exported is imported again bit by bit, and transformers has its own logits back."""
     folder.mkdir()
     model, params, family = imported.hub.model, imported.params, imported.hub.folder.family
-    config = family_for(imported.hub.experiment.config)[1]
+    config = family_for(imported.hub.experiment.config, family.model_type)[1]
     assert config["model_type"] == family.model_type
     places = table.places(family.rules(model), imported.shapes, imported.vocab_size)
     write_tensors(folder, outputs(places, params, np.dtype(np.float32)), 1 << 40)

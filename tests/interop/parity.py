@@ -82,7 +82,7 @@ class Imported:
         found = {path: np.zeros(shape, np.float32) for path, shape in self.shapes.items()}
         for place in places.values():
             for part, path in enumerate(place.paths):
-                where = found[path] if place.n is None else found[path][place.n]
+                where = found[path][place.index]
                 where[...] = place.ours(folder.tensors[place.name].open(), part)
         return traverse_util.unflatten_dict(found, sep="/")
 
@@ -216,7 +216,7 @@ def broken_tables(
 def _alike(rule: Rule, other: Rule, shapes: dict[str, tuple[int, ...]]) -> bool:
     first, second = (table._of_rule(each, shapes[each.paths[0]], 0) for each in (rule, other))
     a, b = next(iter(first)), next(iter(second))
-    return a.shape == b.shape and (a.n is None) == (b.n is None)
+    return a.shape == b.shape and len(a.index) == len(b.index)
 
 
 def check_broken_tables(imported: Imported, rng: np.random.Generator, length: int, at_least: int) -> None:

@@ -22,7 +22,7 @@ mean nothing here."""
 
 GPT2 = PUBLISHED["openai-community/gpt2"]["config"]
 
-FOLDERS = {"gemma3_text": "gemma3"}
+FOLDERS = {"gemma3_text": "gemma3", "xlm-roberta": "xlm_roberta"}
 """The names of families whose folder in transformers has another."""
 
 

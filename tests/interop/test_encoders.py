@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, ModernBERT and ViT of transformers, in and out."""
+"""BERT, RoBERTa, XLM-RoBERTa, ModernBERT and ViT of transformers, in and out."""
 
 import contextlib
 import dataclasses
@@ -36,6 +36,8 @@ CASES = {
     "BertForSequenceClassification": TEXT | CLASSES | {"hidden_act": "gelu_new"},
     "RobertaForMaskedLM": TEXT | {"type_vocab_size": 1, "hidden_act": "relu"},
     "RobertaForSequenceClassification": TEXT | CLASSES | {"pad_token_id": 4},
+    "XLMRobertaForMaskedLM": TEXT | {"type_vocab_size": 1, "pad_token_id": 1},
+    "XLMRobertaForSequenceClassification": TEXT | CLASSES | {"pad_token_id": 1, "type_vocab_size": 1},
     "ModernBertForMaskedLM": MODERN | {"num_hidden_layers": 5, "rope_parameters": ROPE},
     "ModernBertForSequenceClassification": MODERN
     | CLASSES
@@ -46,6 +48,7 @@ CASES = {
 BARE = {
     "BertModel": TEXT | {"type_vocab_size": 3},
     "RobertaModel": TEXT | {"type_vocab_size": 1, "hidden_act": "relu", "pad_token_id": 4},
+    "XLMRobertaModel": TEXT | {"type_vocab_size": 1, "pad_token_id": 1},
     "ModernBertModel": MODERN | {"num_hidden_layers": 5, "rope_parameters": ROPE},
     "ViTModel": SIZES | {"image_size": 6, "patch_size": 2, "num_channels": 3},
 }
@@ -319,6 +322,6 @@ def test_modernbert_is_written_for_older_versions_of_transformers_too():
 
 
 def test_every_head_is_tested():
-    names = ("bert", "roberta", "modernbert", "vit")
+    names = ("bert", "roberta", "xlm-roberta", "modernbert", "vit")
     ours = {family.architecture for name in names for family in FAMILIES[name] if not family.heads}
     assert ours == {*CASES, "BertForMaskedLM"}  # which test_encoder_runs.py imports

@@ -69,7 +69,11 @@ EDITS = {
         "tests/interop/test_transfer.py tests/interop/test_import.py",
         {
             "unknown_tensors_ignored": ("    if extra:", "    if extra and not extra:"),
-            "padding_of_another_layer": ("for n in range(shape[0])", "for n in reversed(range(shape[0]))"),
+            "padding_of_another_layer": (
+                "for index in np.ndindex(*shape[: len(stacked)]):",
+                "for index in reversed([*np.ndindex(*shape[: len(stacked)])]):",
+            ),
+            "experts_are_layers": ('in_layers = letter == "{n}" and', "in_layers ="),
         },
     ),
     "transformer/interop/tensor_parts.py": (
@@ -85,7 +89,10 @@ EDITS = {
         "tests/interop/test_transfer.py tests/interop/test_import.py",
         {
             "infinities": ("if not np.isfinite(x).all():", "if False:"),
-            "every_layer_the_first": ("lambda x, layer, n: x.at[n]", "lambda x, layer, n: x.at[0 * n]"),
+            "every_layer_the_first": (
+                "index: x.at[index]",
+                "index: x.at[tuple(0 * n for n in index)]",
+            ),
         },
     ),
     "transformer/interop/family.py": (

@@ -9,13 +9,18 @@ from transformer.interop.families.bert import (
     ROBERTA,
     ROBERTA_BARE,
     ROBERTA_CLASSIFIER,
+    XLM_ROBERTA,
+    XLM_ROBERTA_BARE,
+    XLM_ROBERTA_CLASSIFIER,
 )
+from transformer.interop.families.experts import MIXTRAL, QWEN3_MOE
 from transformer.interop.families.gemma import GEMMA2, GEMMA3
 from transformer.interop.families.gpt2 import GPT2
 from transformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from transformer.interop.families.marian import MARIAN
 from transformer.interop.families.modernbert import MODERNBERT, MODERNBERT_BARE, MODERNBERT_CLASSIFIER
-from transformer.interop.families.t5 import T5
+from transformer.interop.families.smollm3 import SMOLLM3
+from transformer.interop.families.t5 import MT5, T5
 from transformer.interop.families.vit import VIT, VIT_BARE
 from transformer.interop.family import Family
 
@@ -25,14 +30,19 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "mistral": (MISTRAL,),
     "qwen2": (QWEN2,),
     "qwen3": (QWEN3,),
+    "mixtral": (MIXTRAL,),
+    "qwen3_moe": (QWEN3_MOE,),
+    "smollm3": (SMOLLM3,),
     "arcee": (ARCEE,),
     "gemma2": (GEMMA2,),
     "gemma3_text": (GEMMA3,),
     "bert": (BERT, BERT_PRETRAINING, BERT_CLASSIFIER, BERT_BARE),
     "roberta": (ROBERTA, ROBERTA_CLASSIFIER, ROBERTA_BARE),
+    "xlm-roberta": (XLM_ROBERTA, XLM_ROBERTA_CLASSIFIER, XLM_ROBERTA_BARE),
     "modernbert": (MODERNBERT, MODERNBERT_CLASSIFIER, MODERNBERT_BARE),
     "vit": (VIT, VIT_BARE),
     "t5": (T5,),
+    "mt5": (MT5,),
     "marian": (MARIAN,),
 }
 """`model_type` in config.json -> its models, by their heads. Of several that can express a model the first is

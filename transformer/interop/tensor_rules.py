@@ -2,10 +2,10 @@
 
 A rule is one line, `Rule("blocks/attention/query/kernel", "model.layers.{n}.self_attn.q_proj.weight",
 "(h k) d -> d h k")`: our path, their name, and the axes, theirs -> ours; both directions follow. Where their
-name has `{n}`, our parameter is stacked over layers on its first axis, which the pattern leaves out. A
-rule with several of our paths is for a fused tensor: the first axis of ours numbers the paths, as in
-"d (c h k) -> c d h k". The axis `v` is the vocabulary, padded in ours (`vocab_multiple`). Of several axes
-that are one in ours all but one have their sizes in `sizes`.
+name has `{n}`, our parameter is stacked over layers on its first axis, with `{e}` too over experts on the
+next; the pattern leaves these out. A rule with several of our paths is for a fused tensor: the first axis of
+ours numbers the paths, as in "d (c h k) -> c d h k". The axis `v` is the vocabulary, padded in ours
+(`vocab_multiple`). Of several axes that are one in ours all but one have their sizes in `sizes`.
 """
 
 import math
@@ -49,7 +49,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor of theirs under a rule: in layer `n` of the parameters `paths`, or with None all of them.
+    """One tensor of theirs under a rule: in the layer, and for one of an expert the expert, `index` of the
+    parameters `paths`, or with () all of them.
 
     `shape` is that of their tensor, `padded` those of our parameters (of one layer).
     """
@@ -57,7 +58,7 @@ class Place:
     name: str
     shape: tuple[int, ...]
     paths: tuple[str, ...]
-    n: int | None
+    index: tuple[int, ...]
     left: tuple[tuple[str, ...], ...]
     right: tuple[tuple[str, ...], ...]
     sizes: Mapping[str, int]
@@ -114,8 +115,8 @@ def places(
 
 
 def _of_rule(rule: Rule, shape: tuple[int, ...], vocab_size: int) -> Iterator[Place]:
-    stacked = "{n}" in rule.theirs
-    own = shape[1:] if stacked else shape
+    stacked = [letter for letter in ("{n}", "{e}") if letter in rule.theirs]
+    own = shape[len(stacked) :]
     pattern = rule.axes or " ".join(letters := [f"a{i}" for i in range(len(own))]) + " -> " + " ".join(
         letters
     )
@@ -134,10 +135,12 @@ def _of_rule(rule: Rule, shape: tuple[int, ...], vocab_size: int) -> Iterator[Pl
                 vocab_size if is_vocabulary else size // math.prod(sizes[a] for a in group if a in sizes)
             )
     theirs = tuple(math.prod(sizes[axis] for axis in group) for group in left)
-    for n in range(shape[0]) if stacked else (None,):
-        layer = n if n is None or not rule.layers else rule.layers[n]
-        name = rule.theirs if n is None else rule.theirs.replace("{n}", str(layer))
-        yield Place(name, theirs, rule.paths, n, left, right, sizes, own, rule.reverse)
+    for index in np.ndindex(*shape[: len(stacked)]):
+        name = rule.theirs
+        for letter, number in zip(stacked, index, strict=True):
+            in_layers = letter == "{n}" and rule.layers
+            name = name.replace(letter, str(rule.layers[number] if in_layers else number))
+        yield Place(name, theirs, rule.paths, index, left, right, sizes, own, rule.reverse)
 
 
 def _groups(side: str) -> tuple[tuple[str, ...], ...]:

@@ -31,19 +31,20 @@ def load(places: Mapping[str, Place], tensors: Mapping[str, Tensor], tree: Any) 
             if path not in abstract:
                 continue
             target = abstract[path]
-            if place.n is None:
+            if not place.index:
                 arrays[path] = _put(place, part, tensors[place.name], target.shape, target)
                 continue
             if path not in arrays:
                 arrays[path] = jnp.zeros(target.shape, target.dtype, device=target.sharding)
-            layer = _put(place, part, tensors[place.name], target.shape[1:], target)
+            layer = _put(place, part, tensors[place.name], target.shape[len(place.index) :], target)
             # Waits, or the layers of many tensors would be in memory until their turn comes.
-            arrays[path] = jax.block_until_ready(_setter(target.sharding)(arrays[path], layer, place.n))
+            arrays[path] = jax.block_until_ready(_setter(target.sharding)(arrays[path], layer, place.index))
     return traverse_util.unflatten_dict(arrays, sep="/")
 
 
 def _put(place: Place, part: int, tensor: Tensor, shape: tuple[int, ...], target: Any) -> jax.Array:
-    """One layer of a parameter, or all of one that is not stacked, on the devices of `target`."""
+    """One layer of a parameter, one expert of it, or all of one that is not stacked, on the devices of
+    `target`."""
 
     def piece(index: Any) -> np.ndarray:
         whole = tuple(slice(*rows.indices(size)[:2]) for rows, size in zip(index, shape, strict=True))
@@ -52,22 +53,24 @@ def _put(place: Place, part: int, tensor: Tensor, shape: tuple[int, ...], target
             raise UserError(f"{tensor.path}: {place.name} has values that are not finite")
         return x
 
-    return jax.make_array_from_callback(shape, _of_layer(target.sharding, place.n is not None), piece)
+    return jax.make_array_from_callback(shape, _of_layer(target.sharding, len(place.index)), piece)
 
 
-def _of_layer(sharding: Any, stacked: bool) -> Any:
-    """The sharding of one layer of a parameter that is stacked over layers."""
+def _of_layer(sharding: Any, stacked: int) -> Any:
+    """The sharding of one layer of a parameter that is stacked over layers, or over layers and experts."""
     if sharding is None:
         return SingleDeviceSharding(jax.devices()[0])
     if not stacked or not isinstance(sharding, NamedSharding):
         return sharding
-    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]), memory_kind=sharding.memory_kind)
+    return NamedSharding(
+        sharding.mesh, PartitionSpec(*sharding.spec[stacked:]), memory_kind=sharding.memory_kind
+    )
 
 
 @functools.cache
 def _setter(sharding: Any) -> Any:
     """Sets one layer of a stacked parameter in place."""
-    return jax.jit(lambda x, layer, n: x.at[n].set(layer), donate_argnums=0, out_shardings=sharding)
+    return jax.jit(lambda x, layer, index: x.at[index].set(layer), donate_argnums=0, out_shardings=sharding)
 
 
 def outputs(places: Mapping[str, Place], params: Any, dtype: np.dtype) -> Iterator[Output]:
@@ -75,7 +78,7 @@ def outputs(places: Mapping[str, Place], params: Any, dtype: np.dtype) -> Iterat
     flat = traverse_util.flatten_dict(params, sep="/")
 
     def read(place: Place) -> np.ndarray:
-        ours = [flat[path] if place.n is None else flat[path][place.n] for path in place.paths]
+        ours = [flat[path][place.index] for path in place.paths]
         return place.theirs([np.asarray(x) for x in ours]).astype(dtype)
 
     for place in places.values():

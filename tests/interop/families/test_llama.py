@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen and Arcee of transformers, in and out."""
+"""Llama and its relatives of transformers, in and out, also with experts."""
 
 import dataclasses
 
@@ -43,6 +43,16 @@ MODELS = {
         },
         20,
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 9}, 20),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **{"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "head_dim": 10},
+            "norm_topk_prob": True,
+        },
+        20,
+    ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": 0}, 12),
     "arcee": ("Arcee", {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 8}, 12),
     "arcee_squared": ("Arcee", {"rope_parameters": YARN}, 12),
 }
@@ -91,6 +101,57 @@ def test_two_epsilons_of_norms_are_not_written_as_one(name):
     said = "model.qk_norm_epsilon: 1e-06 with model.norm_epsilon: 0.0001; such models have one rms_norm_eps"
     with pytest.raises(parity.UserError, match=f"^{said}$"):
         family.config(dataclasses.replace(config, qk_norm_epsilon=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        (
+            "mixtral",
+            {"num_experts_per_tok": 1},
+            "num_experts_per_tok: 1; expected a whole number of at least 2",
+        ),
+        ("qwen3_moe", {}, "norm_topk_prob: False, also where it is missing"),
+        (
+            "qwen3_moe",
+            {"norm_topk_prob": True, "mlp_only_layers": [1]},
+            r"mlp_only_layers: \[1\]; only layers",
+        ),
+        (
+            "qwen3_moe",
+            {"norm_topk_prob": True, "decoder_sparse_step": 2},
+            "decoder_sparse_step: 2; only 1 is",
+        ),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: 1 of them; the model has 2 layers"),
+        ("smollm3", {"use_sliding_window": True}, "use_sliding_window: True; only False"),
+    ],
+)
+def test_what_experts_and_layers_cannot_be_is_refused(family, changes, said):
+    with pytest.raises(parity.UserError, match=said):
+        FAMILIES[family][0].model(SMALL | changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("mixtral", {"experts_per_token": 1}, "model.experts_per_token: 1; such models compute another"),
+        ("mixtral", {"layers": ("a",), "layer_kinds": {"a": {}}}, "such models have layers of one kind"),
+        (
+            "smollm3",
+            {"layer_kinds": {"rope": {"qk_norm": True}}, "layers": ("rope",)},
+            "rope.qk_norm: True, such",
+        ),
+        (
+            "smollm3",
+            {"position": "alibi", "layers": (), "layer_kinds": {}},
+            "model.position: 'alibi'; expected",
+        ),
+    ],
+)
+def test_what_such_models_do_not_have_is_not_written(family, changes, said):
+    config = from_values(DecoderConfig, FAMILIES[family][0].model(SMALL))
+    with pytest.raises(parity.UserError, match=said):
+        FAMILIES[family][0].config(dataclasses.replace(config, **changes))
 
 
 @pytest.fixture(scope="module", params=MODELS)

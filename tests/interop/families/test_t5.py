@@ -1,11 +1,11 @@
-"""T5 of transformers, in and out: version 1.0, version 1.1, and 1.1 with an output of its own."""
+"""T5 and mT5 of transformers, in and out: version 1.0, version 1.1, and 1.1 with an output of its own."""
 
 import json
 
 import pytest
 
 from tests.interop import pairs, parity
-from transformer.interop.families.t5 import T5
+from transformer.interop.families.t5 import MT5, T5
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -20,6 +20,7 @@ SIZES = {
 VERSIONS = {
     "1.0": {},
     "1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "mT5": {},
     "1.1 untied": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
 }
 
@@ -27,7 +28,9 @@ VERSIONS = {
 @pytest.fixture(scope="module", params=VERSIONS)
 def theirs(request, tmp_path_factory):
     folder, version = tmp_path_factory.mktemp("t5"), VERSIONS[request.param]
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**SIZES | version))
+    kind = "MT5" if request.param == "mT5" else "T5"
+    config = getattr(transformers, f"{kind}Config")(**SIZES | version)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
     if "untied" in request.param:
         model.lm_head.weight = torch.nn.Parameter(torch.randn(300, 16))
         model.config.tie_word_embeddings = False
@@ -86,3 +89,8 @@ def test_an_activation_that_is_said_twice_is_the_same(changes, said):
     assert T5.model(agreed)["feed_forward"] == "geglu"
     with pytest.raises(parity.UserError, match=said):
         T5.model(agreed | changes)
+
+
+def test_missing_keys_of_an_mt5_have_its_own_defaults():
+    theirs = transformers.MT5Config().to_dict()
+    assert MT5.model({}) == MT5.model({key: theirs[key] for key in theirs if key in MT5.known})

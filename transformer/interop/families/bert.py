@@ -1,5 +1,6 @@
-"""BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019), by their heads."""
+"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020), by their heads."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -291,4 +292,9 @@ ROBERTA_BARE = _masked(
     heads=HEADS,
     prefix="roberta.",
     ignored=lambda model: (r"roberta\.pooler\..*", r".*position_ids"),
+)
+
+XLM_ROBERTA, XLM_ROBERTA_CLASSIFIER, XLM_ROBERTA_BARE = (
+    dataclasses.replace(family, model_type="xlm-roberta", architecture=f"XLM{family.architecture}")
+    for family in (ROBERTA, ROBERTA_CLASSIFIER, ROBERTA_BARE)
 )

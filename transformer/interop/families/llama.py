@@ -83,10 +83,11 @@ TIED = Key("tie_embeddings", "tie_word_embeddings", False)
 SWIGLU = Key("feed_forward", "hidden_act", "silu", {"silu": "swiglu", "gelu_pytorch_tanh": "geglu"})
 
 
-def read(hf_config: Values) -> dict[str, Any]:
-    """Rotary positions; of both keys for them the older one counts, as in transformers."""
+def read(hf_config: Values, base: float = 10_000.0) -> dict[str, Any]:
+    """Rotary positions, with the default of a family for their base; of both keys for them the older one
+    counts, as in transformers."""
     scaled = hf_config.get("rope_scaling") or hf_config.get("rope_parameters")
-    theta = positive_number(hf_config, "rope_theta", 10_000.0)
+    theta = positive_number(hf_config, "rope_theta", base)
     return read_rope(scaled, theta, hf_config.get("max_position_embeddings"))
 
 

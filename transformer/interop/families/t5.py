@@ -1,5 +1,6 @@
-"""T5, version 1.0 and 1.1 (Raffel et al. 2020; Shazeer 2020)."""
+"""T5, version 1.0 and 1.1 (Raffel et al. 2020; Shazeer 2020), and mT5 (Xue et al. 2021)."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -124,4 +125,32 @@ T5 = Family(
     ignored=lambda model: (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     copies=copies,
     paired=True,
+)
+
+MT5_DEFAULTS: dict[str, Any] = {
+    **{"vocab_size": 250_112, "d_ff": 1024, "num_heads": 6, "num_layers": 8},
+    "num_decoder_layers": lambda config: value_or(config, "num_layers", 8),
+    "feed_forward_proj": "gated-gelu",
+}
+"""Their keys whose defaults differ in mT5 -> the defaults."""
+
+
+def read_mt5(config: Values) -> dict[str, Any]:
+    """`read` with the defaults of mT5, whose output has no factor."""
+    kind = {"feed_forward_proj": value_or(config, "feed_forward_proj", "gated-gelu")}
+    return read({**config, **kind, "scale_decoder_outputs": False})
+
+
+MT5 = dataclasses.replace(
+    T5,
+    model_type="mt5",
+    architecture="MT5ForConditionalGeneration",
+    keys=tuple(
+        dataclasses.replace(key, default=MT5_DEFAULTS.get(key.theirs, key.default)) for key in T5.keys
+    ),
+    fixed=T5.fixed | {"scale_logits": False},  # type: ignore[operator]
+    read=read_mt5,
+    write=lambda model: {"dropout_rate": model.dropout},
+    further=tuple(name for name in T5.further if name != "scale_decoder_outputs"),
+    written=(),
 )
