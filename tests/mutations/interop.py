@@ -95,6 +95,26 @@ EDITS = {
             ),
         },
     ),
+    "transformer/interop/families/mixtral.py": (
+        "tests/interop/families/test_llama.py",
+        {
+            "up_is_gate": (
+                '{"gate": "w1", "up": "w3", "down": "w2"}',
+                '{"gate": "w3", "up": "w1", "down": "w2"}',
+            ),
+            "probabilities_as_they_are": ('if not config.get("norm_topk_prob"):', "if False:"),
+            "one_expert_read": ("2, least=2)", "2, least=1)"),
+            "one_expert_written": ("if model.experts_per_token < 2:", "if False:"),
+        },
+    ),
+    "transformer/interop/families/smollm3.py": (
+        "tests/interop/families/test_llama.py",
+        {
+            "all_rotated": ('{"position": "none"}}', "{}}"),
+            "layers_without_positions_come_first": ("(i + 1) % every != 0", "i % every != 0"),
+            "windows_are_read_over": ('if config.get("use_sliding_window") or', "if False and"),
+        },
+    ),
     "transformer/interop/family.py": (
         "tests/interop/test_import.py tests/interop/families/test_llama.py",
         {

@@ -13,11 +13,11 @@ from transformer.interop.families.bert import (
     XLM_ROBERTA_BARE,
     XLM_ROBERTA_CLASSIFIER,
 )
-from transformer.interop.families.experts import MIXTRAL, QWEN3_MOE
 from transformer.interop.families.gemma import GEMMA2, GEMMA3
 from transformer.interop.families.gpt2 import GPT2
 from transformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from transformer.interop.families.marian import MARIAN
+from transformer.interop.families.mixtral import MIXTRAL, QWEN3_MOE
 from transformer.interop.families.modernbert import MODERNBERT, MODERNBERT_BARE, MODERNBERT_CLASSIFIER
 from transformer.interop.families.smollm3 import SMOLLM3
 from transformer.interop.families.t5 import MT5, T5
