@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks import common
 from benchmarks.decode_speed import CASES, PROMPT, Case, weights
 
-MOVED = ("fusion", "custom-call", "copy", "dot", "conditional", "call")
+MOVED = ("fusion", "fusion-start", "custom-call", "copy", "dot", "conditional", "call")
 """Instructions that are one kernel or more."""
 
 

@@ -5,7 +5,7 @@ EDITS = {
         "tests/planning/test_hlo.py",
         {
             "loops_run_once": ("times * trips)", "times)"),
-            "fusions_without_products": ('("fusion", "call", "async-start", "custom-call")', '("call",)'),
+            "fusions_without_products": ('(*FUSIONS, "call", "async-start", "custom-call")', '("call",)'),
             "products_of_libraries_uncounted": (
                 "if instruction.of_cublas:\n            left",
                 "if False:\n            left",
@@ -17,10 +17,22 @@ EDITS = {
             "sums_not_multiplied": ("2.0 * math.prod(dot.shape) * summed", "2.0 * math.prod(dot.shape)"),
             "holes_are_inputs": ("& (at % hole == 0)", ""),
             "all_of_an_operand_is_read": ("if whole or not uses:", "if True:"),
-            "on_the_chip_is_in_memory": ('not re.search(r"S\\([1-9]", layout)', "True"),
             "what_is_passed_on_is_written": ("- sum(in_memory(nested.result) for nested in passed_on)", ""),
+            "asynchronous_fusions_write_their_operands": (
+                "in_memory(fusion.written)",
+                "in_memory(fusion.result)",
+            ),
+            "asynchronous_fusions_move_all": (
+                "if instruction.opcode in FUSIONS:",
+                'if instruction.opcode == "fusion":',
+            ),
+            "unwritten_memory_is_written": (" or instruction.allocates:", ":"),
             "updates_of_everything": ("- nbytes(nested.result)\n        return max", "\n        return max"),
         },
+    ),
+    "transformer/planning/hlo_types.py": (
+        "tests/planning/test_hlo.py",
+        {"on_the_chip_is_in_memory": ('not re.search(r"S\\([1-9]", layout)', "True")},
     ),
     "transformer/planning/collectives.py": (
         "tests/planning/test_collectives.py",
@@ -64,6 +76,7 @@ EDITS = {
             ),
             "loops_start_channels_again": ("or channel in above", ""),
             "kernels_run_once": ("sum(times for label", "sum(1 for label"),
+            "asynchronous_fusions_take_no_time": (" and instruction.opcode not in FUSIONS", ""),
             "products_and_memory": ("if products >= memory:", "if True:"),
         },
     ),

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from transformer.planning.hlo import Instruction, Program, in_memory, nbytes, top_level, walk
+from transformer.planning.hlo import Instruction, Program, walk
+from transformer.planning.hlo_types import in_memory, nbytes, top_level
 
 
 def compiled(function, *shapes, dtype=jnp.float32):
@@ -180,6 +181,56 @@ def test_a_fusion_reads_a_slice_and_writes_a_part():
     assert program.traffic("main", named["a"]) == 0
 
 
+ASYNCHRONOUS = """
+%read (p0: bf16[12,16,3072], p1: s32[]) -> bf16[1,16,3072] {
+  %p0 = bf16[12,16,3072]{2,1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  ROOT %slice = bf16[1,16,3072]{2,1,0} dynamic-slice(%p0, %p1, %zero, %zero), dynamic_slice_sizes={1,16,3072}
+}
+
+%saved (q0: bf16[12,16,3072], q1: s32[], q2: bf16[16,3072]) -> bf16[12,16,3072] {
+  %q0 = bf16[12,16,3072]{2,1,0} parameter(0)
+  %q2 = bf16[16,3072]{1,0} parameter(2)
+  %view = bf16[1,16,3072]{2,1,0} bitcast(%q2)
+  %q1 = s32[] parameter(1)
+  ROOT %update = bf16[12,16,3072]{2,1,0} dynamic-update-slice(%q0, %view, %q1, %zero, %zero)
+}
+
+%multiplied (m0: bf16[16,3072], m1: bf16[3072,8]) -> bf16[16,8] {
+  %m0 = bf16[16,3072]{1,0} parameter(0)
+  %m1 = bf16[3072,8]{1,0} parameter(1)
+  ROOT %dot = bf16[16,8]{1,0} dot(%m0, %m1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (a: bf16[12,16,3072], i: s32[], x: bf16[16,3072], w: bf16[3072,8]) -> bf16[12,16,3072] {
+  %a = bf16[12,16,3072]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = bf16[16,3072]{1,0} parameter(2)
+  %w = bf16[3072,8]{1,0} parameter(3)
+  %s = ((bf16[12,16,3072]{2,1,0}, s32[]), bf16[1,16,3072]{2,1,0}, u32[]) fusion-start(%a, %i), kind=kLoop, \
+calls=%read
+  %u = ((bf16[12,16,3072]{2,1,0}, s32[], bf16[16,3072]{1,0}), bf16[12,16,3072]{2,1,0}, u32[]) \
+fusion-start(%a, %i, %x), kind=kLoop, calls=%saved
+  %g = ((bf16[16,3072]{1,0}, bf16[3072,8]{1,0}), bf16[16,8]{1,0}, u32[]) fusion-start(%x, %w), \
+calls=%multiplied
+  %layer = bf16[1,16,3072]{2,1,0} fusion-done(%s)
+  %product = bf16[16,8]{1,0} fusion-done(%g)
+  ROOT %all = bf16[12,16,3072]{2,1,0} fusion-done(%u)
+}
+"""
+
+
+def test_an_asynchronous_fusion_reads_and_writes_what_it_would_in_turn():
+    """As jax 0.11 writes the layers of a scan for GPUs: results are (operands, results, state)."""
+    program = Program.read(ASYNCHRONOUS)
+    layer = 16 * 3072 * 2
+    moved = {name: program.traffic("main", line) for name, line in program.named("main").items()}
+    assert (moved["s"], moved["u"]) == (2 * layer + 4, 2 * layer + 4)
+    assert moved["g"] == layer + 3072 * 8 * 2 + 16 * 8 * 2
+    assert moved["layer"] == moved["product"] == moved["all"] == 0
+    assert flops(program) == 2 * 16 * 3072 * 8
+
+
 PASSING = """
 %async_collective_fusion (p0: f32[100], p1: f32[800], p2: f32[50]) -> (f32[50], f32[100]) {
   %p0 = f32[100]{0} parameter(0)
@@ -213,6 +264,7 @@ def test_what_a_fusion_passes_on_is_not_moved():
         ("%c = (f32[10]{0}, f32[80]{0}) all-gather-start(%y)", 360),
         ("%c = f32[10]{0:S(1)} copy-done(%x)", 0),
         ("%c = f32[10]{0} copy(%x)", 440),
+        ('%c = f32[10]{0} custom-call(), custom_call_target="AllocateBuffer"', 0),
         ("%c = f32[10]{0} dynamic-slice(%x, %i), dynamic_slice_sizes={10}", 80),
         ("%c = f32[100]{0} dynamic-update-slice(%x, %y, %i)", 80),
     ],

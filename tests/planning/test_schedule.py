@@ -46,6 +46,24 @@ def test_products_and_memory():
     assert found.bound == "compute"
 
 
+def test_an_asynchronous_fusion_takes_the_time_of_its_bytes():
+    """It is one of the same memory as what runs beside it, and has ended where it is waited for."""
+    sliced = """%read (p: bf16[5,8192,8192]) -> bf16[1,8192,8192] {
+  %p = bf16[5,8192,8192]{2,1,0} parameter(0)
+  ROOT %r = bf16[1,8192,8192]{2,1,0} dynamic-slice(%p, %z, %z, %z), dynamic_slice_sizes={1,8192,8192}
+}"""
+    layers = "%l = bf16[5,8192,8192]{2,1,0} parameter(3)"
+    result = "((bf16[5,8192,8192]{2,1,0}), bf16[1,8192,8192]{2,1,0}, u32[])"
+    begun, ended = (
+        f"%s = {result} fusion-start(%l), calls=%read",
+        "%e = bf16[1,8192,8192]{2,1,0} fusion-done(%s)",
+    )
+    planned = run(*GEMM, layers, begun, DOT, ended, more=sliced)
+    assert planned.memory == pytest.approx(2 * 2 * 8192**2 / 3352e9)
+    assert planned.products == pytest.approx(GEMM_SECONDS)
+    assert planned.exposed == 0
+
+
 def test_a_gather_beside_a_product_is_hidden():
     found = run(*GEMM, start(), DOT, DONE)
     (row,) = found.moved

@@ -6,7 +6,8 @@ import re
 
 import numpy as np
 
-from transformer.planning.hlo import Instruction, Program, nbytes, top_level
+from transformer.planning.hlo import Instruction, Program
+from transformer.planning.hlo_types import nbytes, top_level
 
 OPERATIONS = (
     "all-gather",

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-SIZES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "s32": 4, "u32": 4, "s16": 2, "u16": 2}
-SIZES |= {"s8": 1, "u8": 1, "pred": 1, "f8e4m3fn": 1, "f8e5m2": 1, "c64": 8}
-"""Bytes of the types of HLO."""
+from transformer.planning.hlo_types import in_memory, kind_of, nbytes, shapes, top_level
 
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "iota"}
 FREE |= {"replica-id", "opt-barrier", "add-dependency", "send", "recv"}
@@ -26,11 +24,12 @@ CALLS = ("while", "call", "conditional")
 IN_PARTS = ("dynamic-slice", "dynamic-update-slice")
 """Instructions that read or write a part of their first operand."""
 
+FUSIONS = ("fusion", "fusion-start")
+"""Fusions, and those that a GPU runs beside what follows them, until a `fusion-done`."""
+
 PASSED_ON = ("parameter", "all-gather", "reduce-scatter", "all-reduce", "collective-permute")
 """Instructions whose results a fusion may have among its own without writing them: on TPUs an asynchronous
 collective is passed from fusion to fusion."""
-
-ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,13 +54,24 @@ class Instruction:
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of the result, or of its first element."""
-        return _shapes(self.result)[0]
+        return shapes(self.result)[0]
+
+    @property
+    def written(self) -> str:
+        """The type of what it writes: of an asynchronous fusion, whose result is (operands, results, state),
+        the results."""
+        return top_level(self.result)[1] if self.opcode == "fusion-start" else self.result
 
     @property
     def of_cublas(self) -> bool:
         """Whether it is a matrix product that a GPU's library computes: XLA chooses among these and its own
         where it can time them on the device."""
         return self.opcode == "custom-call" and 'custom_call_target="__cublas' in self.attributes
+
+    @property
+    def allocates(self) -> bool:
+        """Whether it is memory that nothing is written to yet."""
+        return self.opcode == "custom-call" and 'custom_call_target="AllocateBuffer"' in self.attributes
 
     @functools.cached_property
     def called(self) -> str:
@@ -124,19 +134,19 @@ class Program:
         """The FLOPs of its products, by the type of what is multiplied; those of the computation that it
         calls, but not of loops."""
         flops_by_type: dict[str, float] = {}
-        if instruction.opcode in ("fusion", "call", "async-start", "custom-call"):
+        if instruction.opcode in (*FUSIONS, "call", "async-start", "custom-call"):
             for nested in self.inside(instruction):
                 for kind, number in self.flops(instruction.called, nested).items():
                     flops_by_type[kind] = flops_by_type.get(kind, 0) + number
         elif instruction.opcode in ("dot", "convolution"):
             left, right = (self.named(computation)[name] for name in instruction.operands[:2])
             count = _dot_flops if instruction.opcode == "dot" else _convolution_flops
-            flops_by_type[_kind(left.result)] = count(instruction, left.shape, right.shape)
+            flops_by_type[kind_of(left.result)] = count(instruction, left.shape, right.shape)
         if instruction.of_cublas:
             left = self.named(computation)[instruction.operands[0]]
             axes = instruction.attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
             summed = math.prod(left.shape[int(axis)] for axis in re.findall(r"\d+", axes))
-            flops_by_type[_kind(left.result)] = 2.0 * math.prod(instruction.shape) * summed
+            flops_by_type[kind_of(left.result)] = 2.0 * math.prod(instruction.shape) * summed
         return flops_by_type
 
     def traffic(self, computation: str, instruction: Instruction) -> int:
@@ -146,23 +156,23 @@ class Program:
         part is written.
         """
         names = self.named(computation)
-        if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
+        if instruction.opcode in FREE or instruction.opcode.endswith("-done") or instruction.allocates:
             return 0
         if instruction.opcode in ("dynamic-slice", "slice", "gather"):
             return 2 * in_memory(instruction.result)
         if instruction.opcode in ("copy-start", "slice-start"):  # between the memory and the chip
             ends = top_level(instruction.result)[:2]
             return min(map(nbytes, ends)) * sum(in_memory(end) > 0 for end in ends)
+        operands = [names[name] for name in instruction.operands if name in names]
+        if instruction.opcode in FUSIONS:
+            return self._fusion_traffic(instruction, operands)
         if instruction.opcode.endswith("-start"):
             return in_memory(instruction.result)
-        operands = [names[name] for name in instruction.operands if name in names]
         if instruction.of_cublas and instruction.result.startswith("("):  # the last one is space to work in
             result = "".join(top_level(instruction.result)[:-1])
             return in_memory(result) + sum(in_memory(operand.result) for operand in operands)
         if instruction.opcode in ("dynamic-update-slice", "scatter") and len(operands) > 1:
             return 2 * in_memory(operands[-1 if instruction.opcode == "scatter" else 1].result)
-        if instruction.opcode == "fusion":
-            return self._fusion_traffic(instruction, operands)
         return in_memory(instruction.result) + sum(in_memory(operand.result) for operand in operands)
 
     def _fusion_traffic(self, fusion: Instruction, operands: list[Instruction]) -> int:
@@ -171,7 +181,7 @@ class Program:
         parameters = {nested.operands[0]: nested.name for nested in inside if nested.opcode == "parameter"}
         results = inside[-1].operands if inside and inside[-1].opcode == "tuple" else ()
         passed_on = [by_name[name] for name in results if by_name[name].opcode in PASSED_ON]
-        total = in_memory(fusion.result) - sum(in_memory(nested.result) for nested in passed_on)
+        total = in_memory(fusion.written) - sum(in_memory(nested.result) for nested in passed_on)
         for number, operand in enumerate(operands):
             uses = _uses(users, parameters.get(str(number), ""))
             sliced = [nested for nested, place in uses if nested.opcode == "dynamic-slice" and place == 0]
@@ -206,33 +216,6 @@ def _uses(users: Mapping[str, list[Instruction]], name: str) -> list[tuple[Instr
     return uses
 
 
-def nbytes(text: str) -> int:
-    """The bytes of all arrays in a type."""
-    return sum(_size(kind, shape) for kind, shape, _ in ARRAY.findall(text))
-
-
-def in_memory(text: str) -> int:
-    """The bytes of all arrays in a type that are in the memory of the device, and not on its chip, "S(1)"."""
-    arrays = ARRAY.findall(text)
-    return sum(_size(kind, shape) for kind, shape, layout in arrays if not re.search(r"S\([1-9]", layout))
-
-
-def _size(kind: str, shape: str) -> int:
-    return SIZES.get(kind, 0) * math.prod(int(n) for n in shape.split(",") if n)
-
-
-def top_level(text: str) -> list[str]:
-    """The elements of a tuple's type, or of a list of operands in parentheses."""
-    parts, depth = [""], 0
-    for letter in text.strip():
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 1:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
-
-
 def _instruction(line: str) -> Instruction | None:
     name, _, rest = line.strip().removeprefix("ROOT ").partition(" = ")
     rest = re.sub(r"/\*index=\d+\*/", "", rest)
@@ -257,16 +240,6 @@ def _closing(text: str) -> int:
         if depth == 0 and letter == ")":
             return place + 1
     return len(text)
-
-
-def _shapes(text: str) -> list[tuple[int, ...]]:
-    shapes = [tuple(int(n) for n in shape.split(",") if n) for _, shape, _ in ARRAY.findall(text)]
-    return shapes or [()]
-
-
-def _kind(text: str) -> str:
-    match = ARRAY.search(text)
-    return match[1] if match else "f32"
 
 
 def _dot_flops(dot: Instruction, left: tuple[int, ...], _: tuple[int, ...]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformer.planning.collectives import Collective, collective
 from transformer.planning.hardware import Chip, duration
-from transformer.planning.hlo import CALLS, FREE, Instruction, Program, walk
+from transformer.planning.hlo import CALLS, FREE, FUSIONS, Instruction, Program, walk
 
 KERNELS = (
     (r"fmha\w*Backward", 2.5),
@@ -157,6 +157,9 @@ class _Scheduler:
         return time
 
     def _compute(self, time: _Time, computation: str, instruction: Instruction) -> None:
+        """Adds what an instruction computes, reads and writes. Transfers between a TPU's memory and its chip
+        are beside the computation; an asynchronous fusion of a GPU is not: it takes the memory's time from
+        what runs beside it."""
         if instruction.opcode in FREE:
             return
         flops = self.program.flops(computation, instruction)
@@ -166,7 +169,8 @@ class _Scheduler:
         traffic = self.program.traffic(computation, instruction)
         time.flops += sum(flops.values())
         time.traffic += traffic
-        if self.chip is None or instruction.opcode.endswith("-start"):
+        beside = instruction.opcode.endswith("-start") and instruction.opcode not in FUSIONS
+        if self.chip is None or beside:
             return
         products = sum(number / self.chip.flops(kind) for kind, number in flops.items())
         memory = traffic / self.chip.bandwidth
