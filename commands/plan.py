@@ -3,10 +3,10 @@
 python launch.py --mode=plan --config=configs/papers/llama_8b.py --topology=v5p:4x4x4
 python launch.py --mode=plan --config=configs/papers/gpt2.py:xl --topology=h100:1x8 --price=2.5 --search
 
-Compiles the step as training does, for h100:HOSTSxGPUS, h200:HOSTSxGPUS, v5e:16x16, v5p:4x4x4 or v6e:8x8,
-or without --topology for the devices of this machine. Times are estimates from the compiled program, at a
-share of the data sheet's rates: for GPUs the one that was measured on an H200, for TPUs an assumption
-(docs/scaling.md). The exit code is 1 if it does not fit.
+Compiles the step as training does, for h100:HOSTSxGPUS (h200, b200, gb200), v5e:16x16, v5p:4x4x4,
+v6e:8x8 or tpu7x:4x4x4, or without --topology for the devices of this machine. Times are estimates from
+the compiled program, at a share of the data sheet's rates: for GPUs the one that was measured on an H200,
+for TPUs an assumption (docs/scaling.md). The exit code is 1 if it does not fit.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def check(flags: argparse.Namespace) -> None:
     ):
         if not least <= value < math.inf:
             raise UserError(f"--{name}: {value}; expected {least} or more")
-    if flags.slices > 1 and not flags.topology.startswith("v"):
+    if flags.slices > 1 and not flags.topology.startswith(("v", "tpu")):
         raise UserError(f"--slices: {flags.slices}; only TPUs are in slices: --topology=v5e:16x16")
     check_file("--output", flags.output)
 

@@ -55,6 +55,7 @@ EDITS = {
         {
             "one_card_for_a_group": ("moved.sent / (moved.ways - 1) * (parts - 1)", "share"),
             "ends_are_joined": ("2 if span == size >= chip.wrapped else 1", "2"),
+            "links_are_shared_in_turn": (" * len(group) / len(chips)", ""),
             "the_long_way_round": ("np.minimum(steps, sizes - steps)", "steps"),
             "first_group_counts": (
                 "max((_between_gpus(moved, chip, group) for group in groups), key=operator.itemgetter(1))",

@@ -99,6 +99,23 @@ ENTRY %m (x: f32[64]) -> f32[16] {
     assert (found.operation, found.size, found.ways) == ("reduce-scatter", 256, 4)
 
 
+def test_a_gather_that_a_part_of_a_tpu_runs_beside():
+    """As TPU7x writes it: a call of its SparseCores, started and waited for."""
+    program = Program.read("""%called (p: f32[16]) -> f32[64] {
+  %p = f32[16]{0} parameter(0)
+  ROOT %g = f32[64]{0} all-gather(%p), channel_id=4, replica_groups=[1,4]<=[4], dimensions={0}
+}
+
+ENTRY %m (x: f32[16]) -> f32[64] {
+  %x = f32[16]{0} parameter(0)
+  %s = ((f32[16]{0}, token[]), f32[64]{0}) call-start(%x, %t), async_execution_thread="sparsecore", \
+to_apply=%called
+  ROOT %d = f32[64]{0} call-done(%s)
+}""")
+    started = collective(program, program.named("m")["s"], 4)
+    assert (started.operation, started.size, started.ways) == ("all-gather", 256, 4)
+
+
 def test_what_is_in_a_loop_counts_as_often_as_it_runs():
     """Each of 5 layers gathers a kernel of 32 x 32 in the forward pass; the batch needs nothing."""
     mesh = parallel.make_mesh(parallel.MeshConfig(data=1, fsdp=8))

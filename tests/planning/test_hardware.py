@@ -85,6 +85,15 @@ def test_the_ends_of_a_small_v5e_are_not_joined():
     assert seconds("all-gather", [range(16)], "v5e", large)[1] == pytest.approx(8 * 15 / 16 / 100)
 
 
+def test_two_devices_of_a_chip_share_its_links():
+    """100 GB/s a link and chip of a TPU7x: alone a device has half of it, and both together all of it."""
+    places = [tuple(map(int, place)) for place in np.ndindex(2, 2, 1) for _ in range(2)]
+    devices = [types.SimpleNamespace(platform="tpu", coords=place, slice_index=0) for place in places]
+    assert seconds("all-gather", [range(8)], "tpu7x", devices)[1] == pytest.approx(8 * 7 / 8 / (2 * 100))
+    assert seconds("all-gather", [[0, 2]], "tpu7x", devices)[1] == pytest.approx(8 / 2 / 50)
+    assert seconds("all-gather", [[0, 1]], "tpu7x", devices)[1] == pytest.approx(8 / 2 / 600)
+
+
 def test_a_permute_goes_the_short_way_round():
     devices = tpus(4, 4, 4)
     assert seconds("collective-permute", [[0, 1]], "v5p", devices)[1] == pytest.approx(8 / 100)
@@ -110,6 +119,9 @@ def test_alone_nothing_is_sent():
     [
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200"),
+        ("TPU7x", "tpu7x"),
         ("TPU v5 lite", "v5e"),
         ("TPU v5", "v5p"),
         ("TPU v6 lite", "v6e"),
@@ -126,7 +138,9 @@ def test_kinds_of_devices(kind, name):
     ["h100", "h100:", "h900:8", "v5p:4x", "v5p:4x4x4x4", "h100:8x8 ", "h100:0x8", "h100:2x2x2", "v5p:4x0x4"],
 )
 def test_unknown_topologies(topology):
-    with pytest.raises(UserError, match="expected one of h100, h200, v5e, v5p, v6e with a shape"):
+    with pytest.raises(
+        UserError, match="expected one of h100, h200, b200, gb200, v5e, v5p, v6e, tpu7x with a shape"
+    ):
         hardware.prepare(topology)
 
 

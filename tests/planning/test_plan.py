@@ -190,7 +190,7 @@ def test_the_command_writes_json(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--topology=h900:1"], "expected one of h100, h200, v5e, v5p, v6e with a shape"),
+        (["--topology=h900:1"], "expected one of h100, h200, b200, gb200, v5e, v5p, v6e, tpu7x with a shape"),
         (["--efficiency=2"], "--efficiency: 2; expected a share above 0, at most 1"),
         (["--efficiency=much"], "--efficiency: invalid share value: 'much'"),
         (["--slices=0"], "--slices: 0; expected 1 or more"),

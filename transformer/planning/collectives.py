@@ -61,7 +61,7 @@ def collective(program: Program, instruction: Instruction, devices: int) -> Coll
         slices = instruction.attribute(r'_xla_megascale_target="\{([\d,]+)\}').count(",") + 1
         fellows = np.arange(devices).reshape(slices, -1).T
         return Collective(kind.lower().replace("_", "-"), nbytes(top_level(instruction.result)[0]), fellows)
-    if instruction.opcode not in ("fusion", "async-start"):
+    if instruction.opcode not in ("fusion", "async-start", "call-start"):
         return None
     inside = [
         nested for part in program.inside(instruction) if (nested := collective(program, part, devices))

@@ -30,8 +30,9 @@ class Chip:
 
     `link` is what a device sends to all GPUs of its host, or to one neighbour in a TPU's torus, in one
     direction; `network` what it sends to other hosts, or other slices of TPUs. `wrapped` is the least size of
-    an axis of the torus whose ends are joined. `target` describes a GPU to the compiler. `efficiency` is the
-    share of all these rates that a step is taken to reach: an assumption unless said otherwise.
+    an axis of the torus whose ends are joined. `target` describes a GPU to the compiler, and `capability` is
+    its compute capability. `efficiency` is the share of all these rates that a step is taken to reach: an
+    assumption unless said otherwise.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Chip:
     network: float
     wrapped: int = 0
     target: str = ""
+    capability: float = 0.0
     efficiency: float = 0.75
 
     def flops(self, kind: str) -> float:
@@ -54,12 +56,13 @@ class Chip:
         return share * self.memory
 
 
-def _target(name: str, memory: int, bandwidth: float, l2: int) -> str:
-    """XLA's `GpuTargetConfigProto` of a GPU of the Hopper architecture (white paper, tables 2 and 5)."""
+def _target(name: str, memory: int, bandwidth: float, l2: int, cores: int, clock: float, major: int) -> str:
+    """XLA's `GpuTargetConfigProto` of a GPU. What is not a parameter is the same for Hopper (H100
+    architecture white paper, tables 2 and 5) and Blackwell (CUDA programming guide, compute capabilities)."""
     return f"""
 gpu_device_info {{
-  cuda_compute_capability {{ major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }}
-  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 threads_per_warp: 32
+  cuda_compute_capability {{ major: {major} minor: 0 feature_extension: ACCELERATED_FEATURES }}
+  core_count: {cores} fpus_per_core: 128 clock_rate_ghz: {clock} threads_per_warp: 32
   memory_bandwidth: {int(bandwidth)} device_memory_size: {memory} l2_cache_size: {l2}
   threads_per_block_limit: 1024 threads_per_core_limit: 2048
   shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
@@ -77,19 +80,39 @@ def _hopper(name: str, memory: int, bandwidth: float) -> Chip:
 
     Two models reached 52 and 54 % of the rates of one H200 (docs/benchmarks.md, "On a GPU").
     """
-    target = _target(name, memory, bandwidth, 52_428_800)
-    return Chip(name, memory, bandwidth, 450 * GB, 50 * GB, target=target, efficiency=0.53)
+    target = _target(name, memory, bandwidth, 52_428_800, 132, 1.98, 9)
+    return Chip(name, memory, bandwidth, 450 * GB, 50 * GB, target=target, capability=9.0, efficiency=0.53)
+
+
+def _blackwell(name: str, memory: int, bandwidth: float, l2: int, cores: int, clock: float) -> Chip:
+    """NVLink 5: 1,800 GB/s in both directions (data sheets of HGX B200 and GB200 NVL72); one ConnectX-7 of
+    400 Gbit/s for each GPU, as in a DGX B200 and a tray of a DGX GB200.
+
+    What a driver reports of a card (memory, its clock times its width, cache, cores, clock) is that of XLA's
+    descriptions: b200 and gb200 in xla/backends/gpu/target_config/specs. None was measured here: the share is
+    that of the H200.
+    """
+    target = _target(name, memory, bandwidth, l2, cores, clock, 10)
+    return Chip(name, memory, bandwidth, 900 * GB, 50 * GB, target=target, capability=10.0, efficiency=0.53)
 
 
 CHIPS: dict[str, Chip] = {
     "h100": _hopper("NVIDIA H100 80GB HBM3", 84_942_979_072, 3352e9),
     "h200": _hopper("NVIDIA H200", 150_754_820_096, 4800e9),
+    "b200": _blackwell("NVIDIA B200", 191_514_411_008, 7672e9, 132_644_864, 148, 1.965),
+    "gb200": _blackwell("NVIDIA GB200", 197_897_748_480, 7928e9, 135_528_448, 152, 2.062),
     # Google: cloud.google.com/tpu/docs, system architecture of each; memory is what the compiler allows.
     "v5e": Chip("TPU v5 lite", 15.75 * 2**30, 819e9, 50 * GB, 3.125 * GB, 16),
     "v5p": Chip("TPU v5", 95.74 * 2**30, 2765e9, 100 * GB, 6.25 * GB, 4),
     "v6e": Chip("TPU v6 lite", 31.25 * 2**30, 1638e9, 100 * GB, 12.5 * GB, 16),
+    # Two devices a chip: each with half of its memory, its bandwidth and its links.
+    "tpu7x": Chip("TPU7x", 94.75 * 2**30, 3690e9, 50 * GB, 6.25 * GB, 4),
 }
 """Name in a topology -> what it is."""
+
+BETWEEN_DIES = 12
+"""What the two devices of a TPU7x chip send each other in the time in which one sends its share of a link:
+six times a link (cloud.google.com/tpu/docs/tpu7x)."""
 
 TO_COMPILE = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -161,7 +184,7 @@ def _answer_for_cudnn(chip: Chip) -> None:
     """Answers the questions that cuDNN's attention asks of a GPU, as there is none to ask."""
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
-    DESCRIBED[chip.name] = 9.0  # that of `_target`
+    DESCRIBED[chip.name] = chip.capability
     attention.check_cudnn_version = lambda: 91000
     attention.check_compute_capability = lambda *_: True
     attention.is_cuda_compute_capability_equal = lambda *_: False
@@ -219,7 +242,9 @@ def _in_torus(moved: Collective, chip: Chip, group: list[Any], sizes: np.ndarray
         2 if span == size >= chip.wrapped else 1 for span, size in zip(spans, sizes, strict=True) if span > 1
     ]
     if not rings:
-        return 0.0
+        return moved.sent / (BETWEEN_DIES * chip.link)
+    chips = {(slice_of(device), *device.coords) for device in group}
+    link = chip.link * len(group) / len(chips)  # devices of one chip share their links
     if "all-to-all" in moved.operation:  # on average a quarter of a ring away, half of a line
-        return moved.size * max(spans) / (4 * min(rings) * chip.link)
-    return moved.sent / (sum(rings) * chip.link)
+        return moved.size * max(spans) / (4 * min(rings) * link)
+    return moved.sent / (sum(rings) * link)
