@@ -350,6 +350,13 @@ EDITS = {
         "tests/training/extras/test_compiler_options.py",
         {
             "nothing_is_compiled": ("program.compile(compiler_options=alone)", "pass"),
+            "defaults_cannot_be_changed": (
+                "{**default, **options, **needed}",
+                "{**options, **default, **needed}",
+            ),
+            "layers_need_not_be_scanned": ("if scanned and known", "if known"),
+            "every_compiler_knows_it": ("if scanned and known", "if scanned"),
+            "every_device_is_of_nvidia": (' and "NVIDIA" in device.device_kind', ""),
             "default_devices": (", out_shardings=everywhere)", ", out_shardings=None)"),
             "any_type": ("if not isinstance(value, (bool, int, float, str)):", "if False:"),
         },

@@ -124,6 +124,27 @@ def test_logits_in_bfloat16_are_read_and_written_in_half_the_bytes(tmp_path):
 
 
 @needs("jax_cuda13_plugin")
+def test_what_scanned_layers_save_is_not_filled_with_zeros_first(tmp_path):
+    option = "--config.parallel.compiler_options.xla_gpu_enable_dus_accumulator_zero_init_elimination=false"
+    plans = []
+    for number, keys in enumerate([(), (option,)]):
+        out = tmp_path / f"{number}.json"
+        keys = "--topology=h200:1x1", "--config.model.scan_layers=True", f"--output={out}", *keys
+        planned = plan("--config=configs/papers/gpt2.py", *KEYS, "--config.parallel.mesh.data=1", *keys)
+        assert planned.returncode == 0, planned.stderr
+        plans.append(json.loads(out.read_text()))
+    without, zeroed = (planned["schedule"]["traffic"] for planned in plans)
+    # Of a token in each of 4 layers: two arrays as wide as the feed-forward layer, nine as wide as the model.
+    assert zeroed - without == pytest.approx(4 * 64 * 512 * 2 * (2 * 1024 + 9 * 256), rel=0.03)
+    assert without < 52.5e9
+    executed, model = plans[0]["schedule"]["flops"], plans[0]["model_flops"]
+    unmasked = (
+        4 * 12 * 256 * 512 / 2 * 64 * 512
+    )  # of the products of attention, which causal kernels leave out
+    assert model - unmasked <= 1.001 * executed
+
+
+@needs("jax_cuda13_plugin")
 def test_a_token_reads_the_weights_once_and_waits_for_no_branch():
     command = [sys.executable, "-m", "benchmarks.planned_decoding", "--cases", "M1"]
     printed = subprocess.run(command, cwd=runs.ROOT, capture_output=True, text=True, check=True).stdout

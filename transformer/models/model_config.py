@@ -42,6 +42,11 @@ class ModelConfig(Bounded):
         return "standard"
 
     @property
+    def scan_layers(self) -> bool:
+        """See `StackConfig`."""
+        return False
+
+    @property
     def lora_rank(self) -> int:
         """See `LoraConfig`."""
         return 0

@@ -64,8 +64,8 @@ class Run:
         self.mesh = parallel.make_mesh(c.parallel.mesh, self.devices)
         self.rules = parallel.RULES[c.parallel.rules]
         self.compiler_options: dict[str, Any] = {}
-        if c.parallel.compiler_options or c.deterministic:
-            self.compiler_options = options_for(c.parallel.compiler_options, c.deterministic, self.mesh)
+        if (options := c.parallel.compiler_options) or c.deterministic or model.scan_layers:
+            self.compiler_options = options_for(options, c.deterministic, model.scan_layers, self.mesh)
         if self.mesh.size * c.parallel.microbatches > 1:
             parallel.check_batch_sizes(c, self.mesh)
         self.latest = LatestValues()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import launch
 from experiments import find_experiment
 from tests import runs
 from transformer.errors import UserError
-from transformer.training.extras.compiler_options import check_compiler_options
+from transformer.training.extras.compiler_options import OF_SCANS, check_compiler_options, options_for
 from transformer.training.run import Run
 from transformer.training.step import CompiledStep
 from workdir import opening
@@ -42,6 +43,22 @@ def test_they_are_given_together_or_one_by_one(overrides):
     run = make(*overrides)
     assert run.compiler_options == {"xla_cpu_enable_fast_math": True, "xla_backend_optimization_level": 1}
     check_compiler_options(run.compiler_options, run.mesh)
+
+
+def test_scanned_layers_have_an_option_on_gpus_of_nvidia_unless_it_is_given(monkeypatch):
+    h200 = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H200")
+    mesh = types.SimpleNamespace(devices=types.SimpleNamespace(flat=[h200]))
+    (option,) = OF_SCANS
+    assert options_for({}, False, True, mesh) == OF_SCANS == {option: True}
+    assert options_for({"xla_a": 1}, False, True, mesh) == {"xla_a": 1, option: True}
+    assert options_for({option: False}, False, True, mesh) == {option: False}
+    assert options_for({}, False, False, mesh) == {}
+    monkeypatch.setattr("jaxlib.version.__version_info__", (0, 10, 1))
+    assert options_for({}, False, True, mesh) == {}
+    monkeypatch.undo()
+    run = make(("model.scan_layers", "True"))
+    assert run.compiler_options == {}  # on CPUs
+    check_compiler_options(OF_SCANS, run.mesh)  # XLA knows it
 
 
 @pytest.mark.parametrize(
