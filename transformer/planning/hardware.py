@@ -111,8 +111,8 @@ CHIPS: dict[str, Chip] = {
 """Name in a topology -> what it is."""
 
 BETWEEN_DIES = 12
-"""What the two devices of a TPU7x chip send each other in the time in which one sends its share of a link:
-six times a link (cloud.google.com/tpu/docs/tpu7x)."""
+"""The bandwidth between the two devices of a TPU7x chip, in shares of a device of a link: six links, of two
+shares (cloud.google.com/tpu/docs/tpu7x)."""
 
 TO_COMPILE = {
     "TPU_SKIP_MDS_QUERY": "1",
