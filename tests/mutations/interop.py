@@ -66,14 +66,10 @@ EDITS = {
         },
     ),
     "transformer/interop/tensor_rules.py": (
-        "tests/interop/test_transfer.py tests/interop/test_import.py",
+        "tests/interop/test_transfer.py tests/interop/test_import.py tests/interop/families/test_llama.py",
         {
             "unknown_tensors_ignored": ("    if extra:", "    if extra and not extra:"),
-            "padding_of_another_layer": (
-                "for index in np.ndindex(*shape[: len(stacked)]):",
-                "for index in reversed([*np.ndindex(*shape[: len(stacked)])]):",
-            ),
-            "experts_are_layers": ('in_layers = letter == "{n}" and', "in_layers ="),
+            "experts_before_layers": ("rule.paths, index, left", "rule.paths, index[::-1], left"),
         },
     ),
     "transformer/interop/tensor_parts.py": (

@@ -154,6 +154,12 @@ def test_what_such_models_do_not_have_is_not_written(family, changes, said):
         FAMILIES[family][0].config(dataclasses.replace(config, **changes))
 
 
+def test_without_a_list_every_fourth_layer_has_no_positions():
+    family, sizes = FAMILIES["smollm3"][0], SMALL | {"num_hidden_layers": 9}
+    theirs = transformers.SmolLM3Config(**sizes, pad_token_id=0).no_rope_layers
+    assert family.model(sizes)["layers"] == family.model(sizes | {"no_rope_layers": theirs})["layers"]
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, tmp_path_factory):
     kind, keys, count = MODELS[request.param]
