@@ -105,6 +105,15 @@ def test_what_is_misspelt_is_answered_without_jax(flag, said):
     assert done.returncode == 0
 
 
+def test_help_does_not_import_what_only_a_run_needs():
+    unread = {"grain", "orbax", "tensorstore", "matplotlib", "tensorflow_datasets", "sacrebleu"}
+    code = f"""import atexit, launch, sys
+atexit.register(lambda: print(sorted({unread} & sys.modules.keys()), file=sys.stderr))
+launch.main(["--config=configs/lm.py", "--help"])"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True)
+    assert done.stderr.endswith("[]\n")
+
+
 def test_a_key_of_a_users_own_config_file_is_left_to_it(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("")

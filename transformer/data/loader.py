@@ -9,8 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-import grain
-import grain.experimental
 import numpy as np
 
 
@@ -112,10 +110,11 @@ class DataLoader:
     def iterate(self, start: int = 0) -> Iterator[HostBatch]:
         """`batch_at(start)`, `batch_at(start + 1)`, ..., prefetched; errors of the threads are raised
         here."""
-        stop = sys.maxsize // 2 if self.repeat else len(self)
-        batches = grain.MapDataset.range(start, max(start, stop)).map(self.batch_at)
+        import grain  # not at the top: it and orbax would be a seventh of the time of `--help`
+
+        steps = grain.MapDataset.range(start, sys.maxsize // 2 if self.repeat else max(start, len(self)))
         options = grain.ReadOptions(num_threads=self.workers, prefetch_buffer_size=self.prefetch)
-        with contextlib.closing(iter(batches.to_iter_dataset(options))) as iterator:
+        with contextlib.closing(iter(steps.map(self.batch_at).to_iter_dataset(options))) as iterator:
             yield from iterator
 
     def _row(self, place: int) -> int:
@@ -124,8 +123,9 @@ class DataLoader:
             return -1
         if not self.shuffle:
             return index
-        seed = _epoch_seed(self.seed, epoch)
-        return grain.experimental.index_shuffle(index, max_index=len(self.rows) - 1, seed=seed, rounds=4)
+        from grain.experimental import index_shuffle as shuffle
+
+        return shuffle(index, max_index=len(self.rows) - 1, seed=_epoch_seed(self.seed, epoch), rounds=4)
 
 
 @functools.lru_cache(16)
