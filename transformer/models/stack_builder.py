@@ -70,8 +70,7 @@ def make_block(c: Any, num_layers: int, cross: bool, causal: bool) -> Block:
 def _experts(c: Any, network: Callable[..., Any]) -> Callable[..., Any]:
     from transformer.layers.variants.experts import Experts
 
-    sizes = c.num_experts, c.experts_per_token, c.capacity_factor
-    return functools.partial(Experts, network, *sizes)
+    return functools.partial(Experts, network, c.num_experts, c.experts_per_token, c.capacity_factor)
 
 
 def _cross_attention(c: Any, causal: bool, output_scale: float) -> Any:

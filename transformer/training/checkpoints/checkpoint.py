@@ -23,10 +23,6 @@ from transformer.training.state import Params, State
 STATE = "default"
 """The folder of the state in that of a checkpoint: orbax's name for the only item."""
 
-SAVE_SECONDS = 6 * 3600
-"""The longest time of a save in the background: 100 GB at 5 MB/s. Processes that have ended are noticed by
-other means: this ends only a save that hangs. Orbax's own 20 minutes would end a large run on a slow disk."""
-
 Step = int | str
 """A checkpoint: a step, "latest" or "best"."""
 
@@ -102,7 +98,9 @@ class Checkpoints:
             preservation_policy=policies.AnyPreservationPolicy(rules),
             best_fn=self._merit if self.keep_best else None,  # without it orbax writes no metrics
             cleanup_tmp_directories=True,
-            async_options=orbax.AsyncOptions(timeout_secs=SAVE_SECONDS),
+            # 100 GB at 5 MB/s. Processes that have ended are noticed by other means: this ends only a save
+            # that hangs. Orbax's own 20 minutes would end a large run on a slow disk.
+            async_options=orbax.AsyncOptions(timeout_secs=6 * 3600),
         )
         handler = orbax.PyTreeCheckpointHandler()
         return orbax.CheckpointManager(self.directory, item_handlers=handler, options=options)
