@@ -38,7 +38,7 @@ class TaskDataConfig(Bounded):
     source: Annotated[str, OneOf(TASKS)] = "repeats"  # the task
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # arguments of the task
     # rows of an endless task that are evaluated
-    evaluated_rows: Annotated[Positive, Condition("is_endless", reason="with a task of few rows")] = 1024
+    evaluated_rows: Annotated[Positive, Condition("is_endless", reason="with a task of a fixed size")] = 1024
     workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
 
     def __post_init__(self) -> None:

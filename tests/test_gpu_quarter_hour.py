@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import gpu_quarter_hour
+from benchmarks.gpu_cases import CASES, random_batch
 from tests import runs
 
 
@@ -20,7 +20,7 @@ def test_a_rehearsal_measures_each_contestant_and_names_what_the_time_left_out(t
     first, *records = [json.loads(line) for line in out.read_text().splitlines()]
     assert "jax" in first["machine"] and not [record for record in records if "error" in record]
     measured = {(record["case"], record["who"]) for record in records if record.get("seconds", 0) > 0}
-    expected = {(name, who) for name in cases for who in gpu_quarter_hour.CASES[name].contestants}
+    expected = {(name, who) for name in cases for who in CASES[name].contestants}
     assert measured == expected
     again = subprocess.run([*command, "--cases", *cases], cwd=runs.ROOT, capture_output=True, text=True)
     assert again.returncode == 2 and "exists; name a new file" in again.stderr
@@ -33,11 +33,11 @@ def test_random_batches_have_documents_whose_positions_count_from_zero():
     from jax import ShapeDtypeStruct
 
     shapes = {name: ShapeDtypeStruct((3, 50), "int32") for name in ("tokens", "segments", "positions")}
-    batch = gpu_quarter_hour.random_batch(shapes, 9, 10)
+    batch = random_batch(shapes, 9, 10)
     assert batch["tokens"].min() >= 4 and batch["tokens"].max() < 9
     for segments, positions in zip(batch["segments"], batch["positions"], strict=True):
         for number in {*segments.tolist()}:
             inside = positions[segments == number]
             assert inside.tolist() == [*range(len(inside))]
-    whole = gpu_quarter_hour.random_batch(shapes, 9, 0)
+    whole = random_batch(shapes, 9, 0)
     assert (whole["segments"] == 1).all() and (whole["positions"][0] == range(50)).all()

@@ -54,11 +54,11 @@ def test_an_asynchronous_fusion_takes_the_time_of_its_bytes():
 }"""
     layers = "%l = bf16[5,8192,8192]{2,1,0} parameter(3)"
     result = "((bf16[5,8192,8192]{2,1,0}), bf16[1,8192,8192]{2,1,0}, u32[])"
-    begun, ended = (
+    start, done = (
         f"%s = {result} fusion-start(%l), calls=%read",
         "%e = bf16[1,8192,8192]{2,1,0} fusion-done(%s)",
     )
-    planned = run(*GEMM, layers, begun, DOT, ended, more=sliced)
+    planned = run(*GEMM, layers, start, DOT, done, more=sliced)
     assert planned.memory == pytest.approx(2 * 2 * 8192**2 / 3352e9)
     assert planned.products == pytest.approx(GEMM_SECONDS)
     assert planned.exposed == 0
@@ -139,8 +139,8 @@ def test_a_collective_may_go_on_in_a_loop():
         ("%body (p: s32[]) -> s32[] {", *(f"  {line}" for line in (*GEMM, DOT, inside)), "}")
     )
     loop = '%l = s32[] while(%i), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}'
-    begun = "%f0 = bf16[8]{0} fusion(%x), kind=kCustom, calls=%started"
-    assert [row.times for row in run(*GEMM, begun, loop, more=more).moved] == [1]
+    start = "%f0 = bf16[8]{0} fusion(%x), kind=kCustom, calls=%started"
+    assert [row.times for row in run(*GEMM, start, loop, more=more).moved] == [1]
     assert [row.times for row in run(*GEMM, loop, more=more).moved] == [5]
 
 

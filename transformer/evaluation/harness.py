@@ -136,7 +136,7 @@ class HarnessModel(TemplateLM):
         )
         longest, ends = self._experiment.longest, self._experiment.ends
         window = ContextWindow(self.eot_token_id, longest, rolling=True, further=ends)
-        most = max(0, longest - limit)  # 0: there is no room for all new tokens, and the window rolls
+        most = max(0, longest - limit)  # 0: the new tokens do not all fit, and the window rolls
         prompts = (prompt[-most:] for prompt in prompts)
         stepper = self._experiment.stepper(self._params)
         generator = TextGenerator(stepper, self._tokenizer, config, window, continues=True)

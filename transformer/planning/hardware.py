@@ -111,8 +111,8 @@ CHIPS: dict[str, Chip] = {
 """Name in a topology -> what it is."""
 
 BETWEEN_DIES = 12
-"""The bandwidth between the two devices of a TPU7x chip, in shares of a device of a link: six links, of two
-shares (cloud.google.com/tpu/docs/tpu7x)."""
+"""The bandwidth between the two devices of a TPU7x chip, relative to `link`: an assumption, that of the six
+links of a chip together."""
 
 TO_COMPILE = {
     "TPU_SKIP_MDS_QUERY": "1",

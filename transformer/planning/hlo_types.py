@@ -39,8 +39,7 @@ def top_level(text: str) -> list[str]:
 
 def shapes(text: str) -> list[tuple[int, ...]]:
     """The shapes of all arrays in a type; of a type without arrays, that of a scalar."""
-    shapes = [tuple(int(n) for n in shape.split(",") if n) for _, shape, _ in ARRAY.findall(text)]
-    return shapes or [()]
+    return [tuple(int(n) for n in shape.split(",") if n) for _, shape, _ in ARRAY.findall(text)] or [()]
 
 
 def kind_of(text: str) -> str:

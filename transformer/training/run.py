@@ -176,8 +176,8 @@ class Run:
     @functools.cached_property
     def warm_start(self) -> WarmStart | None:
         """The warm start of a new run; None without one, or if the run has started."""
-        begun = trained_steps(self.folder.checkpoints)
-        return self._plan_warm_start() if self.config.initialize_from and not begun else None
+        trained = trained_steps(self.folder.checkpoints)
+        return self._plan_warm_start() if self.config.initialize_from and not trained else None
 
     def _plan_warm_start(self) -> WarmStart:
         c = self.config

@@ -16,7 +16,7 @@ TRAINING = words_of("output_router_logits router_aux_loss_coef router_jitter_noi
 """Their keys that have an effect in training only."""
 
 OURS = ("experts_per_token", "capacity_factor")
-"""Our keys besides the number of experts; a capacity has no effect on a trained model."""
+"""Our keys in addition to the number of experts. A capacity limits experts in training only."""
 
 
 def rules(model: Any, folder: str, projections: Mapping[str, str]) -> Iterator[Rule]:
@@ -66,7 +66,7 @@ def read_qwen(config: Values) -> dict[str, Any]:
     """Rotary positions and experts.
 
     Raises:
-      UserError: some layers have no experts, or the weights of a token's experts do not sum to 1.
+      UserError: a layer is without experts, or the weights of a token's experts are not normalised.
     """
     if not config.get("norm_topk_prob"):
         raise UserError("norm_topk_prob: False, also where it is missing; only True is known here")

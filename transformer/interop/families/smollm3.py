@@ -1,4 +1,4 @@
-"""SmolLM3: Llama in which every fourth layer has no positions."""
+"""SmolLM3: Llama without rotary positions in every fourth layer."""
 
 from typing import Any
 

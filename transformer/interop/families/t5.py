@@ -136,7 +136,7 @@ MT5_DEFAULTS: dict[str, Any] = {
 
 
 def read_mt5(config: Values) -> dict[str, Any]:
-    """`read` with the defaults of mT5, whose output has no factor."""
+    """`read` with the defaults of mT5, which does not scale its output."""
     kind = {"feed_forward_proj": value_or(config, "feed_forward_proj", "gated-gelu")}
     return read({**config, **kind, "scale_decoder_outputs": False})
 
