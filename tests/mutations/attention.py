@@ -35,6 +35,17 @@ EDITS = {
             "the_writer_stays": ("        WRITERS.remove(write)\n", "        pass\n"),
         },
     ),
+    "transformer/layers/attention/whole_heads.py": (
+        "tests/layers/attention/test_whole_heads.py",
+        {
+            "too_few": ("math.lcm(g, devices) // g", "devices // g"),
+            "heads_in_turn": (
+                "jnp.repeat(x_bsgk, math.lcm(g, devices) // g, axis=2)",
+                "jnp.tile(x_bsgk, (1, 1, math.lcm(g, devices) // g, 1))",
+            ),
+            "not_in_whole_rules": ('or sharded_over("kv_heads")[1] > 1', "or devices > 1"),
+        },
+    ),
     "transformer/layers/attention/masks.py": (
         f"tests/layers/attention/test_masks.py {VARIANTS}",
         {

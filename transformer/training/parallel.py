@@ -51,13 +51,18 @@ DEFAULT: Rules = (
 RULES: dict[str, Rules] = {
     "default": DEFAULT,
     "sequence": (("residual_length", ("context", "tensor")), *DEFAULT),
+    "whole_kv_heads": (("kv_heads", None), *DEFAULT),
+    "sequence_whole_kv_heads": (("kv_heads", None), ("residual_length", ("context", "tensor")), *DEFAULT),
 }
 """Value of `parallel.rules` -> rules, logical axis -> mesh axes, in order of precedence; axes without a rule
 are replicated. A mesh axis shards at most one dimension of an array: `fsdp` shards the batch of an
 activation, so its width is not sharded, while `embed` of a parameter is.
 
 With `sequence`, `tensor` also shards sequences between attention and feed-forward: less memory for
-activations, for a third more bytes over the network (Korthikanti et al. 2022, section 4.2.2)."""
+activations, for a third more bytes over the network (Korthikanti et al. 2022, section 4.2.2).
+
+With `whole_kv_heads`, `tensor` may have more devices than there are key/value heads: it does not shard those,
+nor their projections, which each device computes whole (Pope et al. 2022, section 3.3)."""
 
 
 AXES = (*ROWS, "context", "tensor")
@@ -296,9 +301,10 @@ def _sharding(boxed: Any, names: tuple[str, ...], mesh: Mesh, rules: Rules) -> N
         several = [axis for axis in mesh_axes(part) if mesh.shape[axis] > 1]
         ways = math.prod(mesh.shape[axis] for axis in several)
         if size % ways:
+            remedy = "; parallel.rules=whole_kv_heads keeps it whole" * (logical == "kv_heads")
             raise UserError(
                 f"parallel.mesh.{' x '.join(several)}: {ways} devices do not divide dimension {dimension} "
-                f"({logical!r}, {size} wide) of parameter {'/'.join(names)}"
+                f"({logical!r}, {size} wide) of parameter {'/'.join(names)}{remedy}"
             )
     return NamedSharding(mesh, spec)
 

@@ -263,14 +263,15 @@ def test_the_columns_of_alibi_are_exact_in_half_precision():
 
 
 @pytest.mark.thorough
-def test_splash_on_several_devices(rng, interpreted):
+@pytest.mark.parametrize(("g", "over"), [(2, "tensor"), (1, None)])
+def test_splash_on_several_devices(rng, interpreted, g, over):
     four = jax.devices("cpu")[:4]
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), (AxisType.Auto,) * 2, devices=four)
-    rules = (("batch", "data"), ("heads", "tensor"), ("kv_heads", "tensor"))
+    rules = (("batch", "data"), ("heads", "tensor"), ("kv_heads", over))
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         mask = masks(rng, 128)["packed"]
         scoring = Scoring(sinks_h=jnp.asarray(rng.normal(size=4), jnp.float32))
-        assert_like_reference(splash, draw(rng, t=128, h=4, g=2, k=64), mask, scoring, tolerance=2e-4)
+        assert_like_reference(splash, draw(rng, t=128, h=4, g=g, k=64), mask, scoring, tolerance=2e-4)
 
 
 @pytest.mark.parametrize("shape", [{"t": 256, "k": 128}, {"t": 200, "k": 192, "v": 128}, {"t": 8, "k": 20}])

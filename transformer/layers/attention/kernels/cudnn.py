@@ -9,6 +9,7 @@ from transformer.layers.attention.kernels.base import Kernel
 from transformer.layers.attention.kernels.scores import Scoring, saved
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Window
+from transformer.layers.attention.whole_heads import repeated
 
 HOPPER = 9
 """The compute capability of the GPUs for which the backward pass, too, takes heads up to 256 wide (the
@@ -43,7 +44,7 @@ def cudnn(
     zeros, as JAX asks for both of one width.
     Source: Dao et al. 2022 (FlashAttention), as NVIDIA built it into cuDNN.
     """
-    scoring = scoring or Scoring()
+    scoring, k_bsgk, v_bsgk = scoring or Scoring(), repeated(k_bsgk), repeated(v_bsgk)
     (t, h, k), s = q_bthk.shape[1:], k_bsgk.shape[1]
     q_bhtk, bias_bhts, allowed_bhts = q_bthk.swapaxes(1, 2), None, None
     if scoring.has("bias"):

@@ -17,6 +17,7 @@ from transformer.layers.attention.kernels.scores import Scoring, saved
 from transformer.layers.attention.kernels.splash import factors
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Pattern
+from transformer.layers.attention.whole_heads import repeated
 
 Pairs = list[tuple[Any, Any]]
 """Indices of (block of queries, block of keys) that are not masked."""
@@ -58,6 +59,7 @@ def ring(
     scoring = scoring or Scoring()
     fused = not splash_parts.serves(q_bthk, k_bsgk, v_bsgk, mask, scoring, dropout_rate)
     if fused:
+        k_bsgk, v_bsgk = repeated(k_bsgk), repeated(v_bsgk)
         q_bthk, k_bsgk = factors(q_bthk, k_bsgk, scoring)
         scoring = Scoring(sinks_h=scoring.sinks_h, soft_cap=scoring.soft_cap, scale=1.0)
     (b, t), s = q_bthk.shape[:2], k_bsgk.shape[1]

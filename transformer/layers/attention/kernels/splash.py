@@ -15,6 +15,7 @@ from transformer.layers.attention.kernels.scores import SAVED, Scoring
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Window
 from transformer.layers.attention.positions.alibi import Alibi, slopes
+from transformer.layers.attention.whole_heads import repeated
 
 BLOCKS = (512, 256, 128)
 """Block sizes of queries and keys; the first that divides the padded lengths is used."""
@@ -41,7 +42,7 @@ def splash(
     columns of queries and keys.
     Source: Dao et al. 2022 (FlashAttention); the kernel of JAX, `splash_attention`.
     """
-    scoring = scoring or Scoring()
+    scoring, k_bsgk, v_bsgk = scoring or Scoring(), repeated(k_bsgk), repeated(v_bsgk)
     (b, t), s = q_bthk.shape[:2], k_bsgk.shape[1]
 
     def attend(
@@ -70,7 +71,7 @@ def splash(
 
 def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:
     """Why `splash` does not support these inputs; "" if it does."""
-    (b, _, h, _), g = q_bthk.shape, k_bsgk.shape[2]
+    (b, _, h, _), g = q_bthk.shape, repeated(k_bsgk).shape[2]
     rows, columns = sharded_over("batch")[1], sharded_over("heads")[1]
     if platform() != "tpu":
         return f"it is for TPUs, and this is {platform()}"
