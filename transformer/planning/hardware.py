@@ -16,7 +16,7 @@ from transformer.devices import DESCRIBED
 from transformer.errors import UserError
 from transformer.planning.collectives import Collective
 from transformer.training.logging.throughput import peak_of_kind
-from transformer.training.parallel import slice_of
+from transformer.training.topology import slice_of
 
 GB = 10**9
 

@@ -16,11 +16,11 @@ from typing import Annotated, Any, ClassVar
 import jax
 import numpy as np
 from flax import linen as nn
-from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer.config import Bound, Bounded, OneOf, Positive
 from transformer.errors import MeshError, UserError
+from transformer.training.topology import arranged, slice_of
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
@@ -123,24 +123,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         raise MeshError(f"parallel.mesh: {described(sizes)} {why}")
     shape = tuple(len(devices) // product if size == -1 else size for size in sizes.values())
     several = len(devices) > 1
-    arranged = _arranged(shape, devices, slices) if several else np.array(devices, object).reshape(shape)
-    return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-
-
-def _arranged(shape: tuple[int, ...], devices: Sequence[jax.Device], slices: int) -> np.ndarray:
-    try:
-        if slices == 1:
-            return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        within, across = (1, *shape[1:]), (slices, *[1] * (len(shape) - 1))
-        return mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
-    except (AssertionError, NotImplementedError, ValueError):  # it knows no arrangement in this topology
-        in_order = sorted(devices, key=lambda device: (slice_of(device), device.id))
-        return np.array(in_order, object).reshape(shape)
-
-
-def slice_of(device: jax.Device) -> int:
-    """The number of the slice of TPUs that a device belongs to; 0 for others."""
-    return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
+    array = arranged(shape, devices, slices) if several else np.array(devices, object).reshape(shape)
+    return Mesh(array, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def described(sizes: Mapping[str, int]) -> str:
