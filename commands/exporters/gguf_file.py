@@ -4,8 +4,9 @@ It needs the library of that format: pip install '.[gguf]'.
 """
 
 import argparse
+import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,38 @@ import numpy as np
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""Family -> architecture of GGUF."""
-
-PERMUTED = "llama"
-"""The architecture that rotates dimensions 2 i and 2 i + 1 of a head, and not i and i + k / 2."""
-
 FILE = "model.gguf"
 
-SIZES = {
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """An architecture of llama.cpp.
+
+    `sizes` are `add_...` of the writer -> their key of config.json; `expected` the values of keys that the
+    format does not have; `changed` a tensor (name, array, values of config.json) as the format has it.
+    """
+
+    name: str
+    sizes: Mapping[str, str]
+    expected: Mapping[str, Any]
+    changed: Callable[[str, np.ndarray, dict[str, Any]], np.ndarray] = lambda name, x, values: x
+
+
+def permuted(name: str, x: np.ndarray, values: dict[str, Any]) -> np.ndarray:
+    """A tensor with the rows of queries and keys in the order in which llama.cpp rotates them: of each head
+    i and i + k / 2 beside each other."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    if not heads:
+        return x
+    return x.reshape(values[heads], 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def transposed(name: str, x: np.ndarray, values: dict[str, Any]) -> np.ndarray:
+    """A kernel of GPT-2, (inputs, outputs) there, as (outputs, inputs); embeddings stay."""
+    return x.T if x.ndim == 2 and ".h." in name else x
+
+
+LLAMA = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -35,7 +59,24 @@ SIZES = {
     "rope_dimension_count": "head_dim",
     "rope_freq_base": "rope_theta",
 }
-"""`add_...` of the writer -> their key of config.json."""
+GPT2 = {
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "block_count": "n_layer",
+    "feed_forward_length": "n_inner",
+    "head_count": "n_head",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+PLAIN = {"hidden_act": "silu", "rope_scaling": None, "sliding_window": None}
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", LLAMA, PLAIN, permuted),
+    "mistral": Architecture("llama", LLAMA, PLAIN, permuted),
+    "qwen2": Architecture("qwen2", LLAMA, PLAIN),
+    "qwen3": Architecture("qwen3", LLAMA, PLAIN),
+    "gpt2": Architecture("gpt2", GPT2, {"activation_function": "gelu_new"}, transposed),
+}
+"""Family -> architecture of GGUF."""
 
 SPLIT = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 """The rule by which GPT-2 cuts a text into words; llama.cpp calls it "gpt-2"."""
@@ -68,42 +109,33 @@ def write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str:
     tokens = _tokens(opened.experiment.data.tokenizer, opened.experiment.model.vocab_size, ends)
     part.mkdir(parents=True)
     architecture = ARCHITECTURES[family.model_type]
-    writer: Any = gguf.GGUFWriter(part / FILE, architecture)
+    writer: Any = gguf.GGUFWriter(part / FILE, architecture.name)
     writer.add_name(family.model_type)
     writer.add_vocab_size(opened.experiment.model.vocab_size)
-    for name, key in SIZES.items():
+    for name, key in architecture.sizes.items():
         getattr(writer, f"add_{name}")(values[key])
     for name, value in tokens:
         getattr(writer, f"add_{name}")(value)
     kinds = gguf.GGMLQuantizationType
-    names = gguf.get_tensor_name_map(
-        getattr(gguf.MODEL_ARCH, architecture.upper()), values["num_hidden_layers"]
-    )
+    layers = values[architecture.sizes["block_count"]]
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.name.upper()), layers)
     wide = kinds.BF16 if flags.dtype == "bfloat16" else kinds.F32
     writer.add_file_type(int(getattr(gguf.LlamaFileType, "ALL_F32" if wide is kinds.F32 else "MOSTLY_BF16")))
     for place in by_name.values():
         theirs = names.get_name(place.name, try_suffixes=(".weight", ".bias"))
         kind = wide if len(place.shape) > 1 else kinds.F32  # vectors are float32 there
         size = int(np.prod(place.shape)) * (4 if kind is kinds.F32 else 2)
-        writer.add_tensor_info(theirs, place.shape, np.dtype(np.float32), size, raw_dtype=kind)
+        shape = architecture.changed(place.name, np.empty(place.shape, np.int8), values).shape
+        writer.add_tensor_info(theirs, shape, np.dtype(np.float32), size, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for output in outputs:
-        x = permuted(output.name, output.read(), values) if architecture == PERMUTED else output.read()
+        x = architecture.changed(output.name, output.read(), values)
         writer.write_tensor_data(np.ascontiguousarray(x if x.ndim > 1 else x.astype(np.float32)))
     writer.close()
     size = sum(int(np.prod(place.shape)) for place in by_name.values())
-    return f"{size:,} parameters as {FILE} ({architecture})"
-
-
-def permuted(name: str, x: np.ndarray, values: dict[str, Any]) -> np.ndarray:
-    """A tensor with the rows of queries and keys in the order in which llama.cpp rotates them: of each head
-    i and i + k / 2 beside each other."""
-    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-    if not heads:
-        return x
-    return x.reshape(values[heads], 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+    return f"{size:,} parameters as {FILE} ({architecture.name})"
 
 
 def check_values(family: str, values: dict[str, Any]) -> None:
@@ -111,7 +143,7 @@ def check_values(family: str, values: dict[str, Any]) -> None:
     if family not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise UserError(f"--format=gguf: this model is exported as {family!r}; expected one of {known}")
-    for key, expected in {"hidden_act": "silu", "rope_scaling": None, "sliding_window": None}.items():
+    for key, expected in ARCHITECTURES[family].expected.items():
         if values.get(key) not in (expected, None):
             raise UserError(f"--format=gguf: {key}: {values[key]!r}; expected {expected!r}")
 
