@@ -186,11 +186,11 @@ def write_tensors(folder: Path, outputs: Iterable[Output], shard_bytes: int) -> 
     """Writes the files of a model into a folder; a file has at most `shard_bytes`, or one tensor."""
     shards = [*_shards(outputs, shard_bytes)]
     if len(shards) == 1:
-        return _write_file(folder / WHOLE, shards[0])
+        return write_file(folder / WHOLE, shards[0])
     files: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        _write_file(folder / name, shard)
+        write_file(folder / name, shard)
         files |= {output.name: name for output in shard}
     total = sum(output.nbytes for shard in shards for output in shard)
     index = {"metadata": {"total_size": total}, "weight_map": files}
@@ -208,7 +208,8 @@ def _shards(outputs: Iterable[Output], most: int) -> Iterator[list[Output]]:
     yield shard
 
 
-def _write_file(path: Path, outputs: list[Output]) -> None:
+def write_file(path: Path, outputs: list[Output]) -> None:
+    """Writes one file."""
     names: Mapping[np.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without which transformers refuses the file
     end = 0

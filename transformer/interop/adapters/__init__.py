@@ -1,0 +1,1 @@
+"""LoRA adapters of the library PEFT, in and out."""
