@@ -5,6 +5,10 @@ python launch.py --workdir=runs/gpt2 --mode=predict --prompt="Hello"
 
 The model is a local folder with config.json, *.safetensors and the files of a tokenizer. To fine-tune it,
 train with --config.initialize_from=runs/gpt2, or at once with --config.initialize_from=hf:models/gpt2.
+
+python launch.py --mode=import --from=adapters/mine --base=models/gpt2 --workdir=runs/mine
+
+A LoRA adapter of PEFT is merged into its model, or with --adapter=keep becomes a run that trains it.
 """
 
 import argparse
@@ -26,6 +30,9 @@ def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(missing=NO_WORKDIR, alone=True)
     parser.add_argument("--from", type=place, dest="source", help="the folder of the model")
+    parser.add_argument("--base", type=place, default="", help="of an adapter of PEFT: its model's folder")
+    choice = "of an adapter of PEFT: merge it into the weights, or keep it, to be trained on (merge)"
+    parser.add_argument("--adapter", choices=("merge", "keep"), default="merge", help=choice)
     parser.add_argument(
         "--ignore",
         action="extend",
@@ -43,14 +50,14 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     from transformer.training.checkpoints.function import differences
     from transformer.training.run import Run
     from transformer.training.run_config import ANOTHER
-    from workdir.hub import Hub
     from workdir.opening import check_config
+    from workdir.peft_hub import open_hub
 
     if not flags.source:
         raise UserError("--from: which folder? models/gpt2, say (--mode=import)")
     folder = RunFolder(flags.workdir)
     check_new("--workdir", folder.path)
-    hub = Hub(flags.source, flags.ignore)
+    hub = open_hub(flags.source, flags.ignore, flags.base, keep=flags.adapter == "keep")
     if hub.folder.family.heads:
         problem = f"{hub.folder.family.architecture} has no head, which a run needs"
         raise UserError(f"--from: {problem}; start one from it: --config.initialize_from={hub}")

@@ -11,7 +11,6 @@ from flax import traverse_util
 
 from experiments import find_experiment
 from transformer.config import from_values
-from transformer.errors import UserError
 from transformer.interop.hub_folder import HubFolder
 from transformer.interop.tensor_rules import Place
 from transformer.interop.transfer import load
@@ -29,9 +28,10 @@ class Hub:
       UserError: see `HubFolder` and its methods; with the name of the file.
     """
 
-    def __init__(self, path: str, ignore: Sequence[str] = ()) -> None:
-        """Reads config.json, without the keys `ignore`, and the tokenizer; `values` is the run's config."""
-        self.folder = HubFolder(path, ignore)
+    def __init__(self, path: str, ignore: Sequence[str] = (), tokenizer: Path | None = None) -> None:
+        """Reads config.json, without the keys `ignore`, and the tokenizer, which may be in another folder;
+        `values` is the run's config."""
+        self.folder = HubFolder(path, ignore, tokenizer)
         self._kind = find_experiment(self.folder.family.experiment)
         self._of = {name: field.type for name, field in self._kind.Config.__dataclass_fields__.items()}
         self.labels: Sequence[str] | None = self.folder.labels
@@ -111,16 +111,3 @@ class Hub:
     def read(self, abstract: Any) -> Any:
         """See `Origin`."""
         return load(self.places, self.folder.tensors, abstract)
-
-
-@functools.lru_cache(maxsize=1)
-def find(name: str) -> Hub:
-    """The folder that `initialize_from`, "hf:FOLDER", names.
-
-    Raises:
-      UserError: it has no model of a known family.
-    """
-    try:
-        return Hub(str(Path(name.removeprefix(HUB))))
-    except UserError as error:
-        raise UserError(f"config.initialize_from: {error}") from None

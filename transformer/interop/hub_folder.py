@@ -17,6 +17,7 @@ from transformer.interop import FAMILIES
 from transformer.interop.family import Family, shown_key, value_or, whole_number
 from transformer.interop.generation_config import Generation
 from transformer.interop.json_files import as_list, read_object
+from transformer.interop.other_folders import explanation
 from transformer.interop.tensor_rules import Place, Rule, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
 from transformer.interop.vocabulary import read_tokenizer
@@ -34,13 +35,14 @@ class HubFolder:
         not in it, or known to the family.
     """
 
-    def __init__(self, path: str | Path, ignore: Sequence[str] = ()) -> None:
-        """Reads config.json alone."""
+    def __init__(self, path: str | Path, ignore: Sequence[str] = (), tokenizer: Path | None = None) -> None:
+        """Reads config.json alone; the tokenizer may be in another folder."""
         self.path = Path(path).expanduser()
+        self._tokenizer_path = tokenizer or self.path
         if not self.path.is_dir():
             raise UserError(f"{self.path}: there is no such folder; models are read from local folders alone")
         if not (self.path / CONFIG).is_file():
-            raise UserError(f"{self.path}: there is no {CONFIG}")
+            raise UserError(f"{self.path}: there is no {CONFIG}{explanation(self.path)}")
         self.config = read_object(self.path / CONFIG)
         kind = self.config.get("model_type")
         if not isinstance(kind, str) or kind not in FAMILIES:
@@ -136,7 +138,7 @@ class HubFolder:
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer, with the special tokens that tokenizer_config.json or config.json names."""
-        return read_tokenizer(self.path, self.config)
+        return read_tokenizer(self._tokenizer_path, self.config)
 
     @functools.cached_property
     def tensors(self) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ def find_hub(name: Any) -> Any:
     """The `Hub` that a value of `initialize_from` names; None if it names a run."""
     if not isinstance(name, str) or not name.startswith(HUB):
         return None
-    from workdir.hub import find
+    from workdir.peft_hub import find
 
     return find(name)
 

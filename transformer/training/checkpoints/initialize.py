@@ -13,7 +13,7 @@ from flax import traverse_util
 
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from transformer.run_folder import RunFolder, check_run_file
+from transformer.run_folder import HUB, RunFolder, check_run_file
 from transformer.training.checkpoints.checkpoint import Checkpoints, Step, split_step
 from transformer.training.checkpoints.checksums import arrays
 from transformer.training.checkpoints.function import differences
@@ -182,10 +182,12 @@ class WarmStart:
         adapters = [path for path in left if _among(path, ADAPTERS)]
         if adapters and may_be_new is not None:
             ranks = {there[path][0][-1] for path in adapters if ADAPTERS[0] in path.split("/")}
+            layers = vars(origin.config)["model"].lora_layers if origin.config else "unknown"
+            merge = "--mode=import merges them, " if folder.startswith(HUB) else ""
             raise UserError(
                 f"initialize_from: {folder} has learned {_some(adapters)}, which would be lost; "
-                f"model.lora_rank={max(ranks, default=0)} takes them where model.lora_layers says so, "
-                "initialize_strict=false leaves them"
+                f"model.lora_rank={max(ranks, default=0)} takes them where model.lora_layers says so "
+                f"({layers} there), {merge}initialize_strict=false leaves them"
             )
         changing = [str(key) for key in keys if key.effect is None]
         if changing and may_be_new is not None:
