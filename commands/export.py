@@ -7,11 +7,15 @@ python launch.py --mode=export --workdir=runs/lm --to=models/lm-gguf --format=gg
 
 python launch.py --mode=export --workdir=runs/lm --to=models/lm-hlo --format=stablehlo --length=64 --room=64
 
-LoRA adapters are merged into the weights. A model with a part that no family has is refused. As StableHLO any
-model that generates is two programs of fixed shapes, which jax runs without this library.
+python launch.py --mode=export --workdir=runs/tuned --to=adapters/lm --format=peft --base=models/lm
+
+LoRA adapters are merged into the weights, or with --format=peft written alone, as PEFT loads them. A model
+with a part that no family has is refused. As StableHLO any model that generates is two programs of fixed
+shapes, which jax runs without this library.
 """
 
 import argparse
+import functools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,9 +46,15 @@ def add_flags(parser: Any) -> None:
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the tensors (float32)"
     )
     parser.add_argument("--shard_gb", type=float, default=SHARD_GB, help="GB of the largest file (5)")
-    formats = "transformers, gguf: a file for llama.cpp, or stablehlo: programs of jax.export (transformers)"
-    kinds = ("transformers", "gguf", "stablehlo")
+    formats = (
+        "transformers, peft: LoRA adapters alone, gguf: a file for llama.cpp, or stablehlo: programs of "
+        "jax.export (transformers)"
+    )
+    kinds = ("transformers", "peft", "gguf", "stablehlo")
     parser.add_argument("--format", choices=kinds, default="transformers", help=formats)
+    parser.add_argument(
+        "--base", type=place, default="", help="peft: folder of the model (that of initialize_from=hf:)"
+    )
     for name, default, meaning in SHAPES:
         parser.add_argument(f"--{name}", type=int, default=default, help=f"stablehlo: {meaning} ({default})")
     parser.add_argument("--platforms", default="", help="stablehlo: cpu,cuda,rocm,tpu (the one it runs on)")
@@ -66,6 +76,10 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
         gguf_file.check(flags)
         write = gguf_file.write
+    elif flags.format == "peft":
+        from commands.exporters import peft_adapter
+
+        write = functools.partial(peft_adapter.write, tokenizer=_tokenizer)
     elif flags.format == "stablehlo":
         from commands.exporters import stablehlo
 

@@ -16,6 +16,13 @@ from transformer.models.transforms.lora import merged
 def tensors_of(opened: Any, params: Any, name: str, dtype: str) -> tuple[Any, dict, dict[str, Any], Any]:
     """The family, `name` or the first, of a run's model, its config.json, the places of its tensors by their
     names, and the tensors, each computed when it is read."""
+    family, values, by_name = places_of(opened, name)
+    return family, values, by_name, outputs(by_name, merged(params, opened.config.model), jnp.dtype(dtype))
+
+
+def places_of(opened: Any, name: str) -> tuple[Any, dict, dict[str, Any]]:
+    """The family, `name` or the first, of a run's model, its config.json, and the places of its tensors by
+    their names."""
     model = opened.experiment.config.model
     family, values = family_for(opened.config, name)
     abstract = jax.eval_shape(lambda params: merged(params, model), opened.abstract.params)
@@ -23,5 +30,4 @@ def tensors_of(opened: Any, params: Any, name: str, dtype: str) -> tuple[Any, di
     used = model
     if family.write_pixels:  # theirs has as many positions as an image has patches, ours may have more
         used = dataclasses.replace(model, max_length=model.length(opened.config.data.image_size))
-    by_name = places(family.rules(used), shapes, opened.experiment.model.vocab_size)
-    return family, values, by_name, outputs(by_name, merged(params, model), jnp.dtype(dtype))
+    return family, values, places(family.rules(used), shapes, opened.experiment.model.vocab_size)
