@@ -16,6 +16,74 @@ EDITS = {
             "file_never_full": ("+ output.nbytes > most", "+ output.nbytes < 0"),
         },
     ),
+    "transformer/interop/adapters/low_rank.py": (
+        "tests/interop/test_low_rank.py",
+        {
+            "inputs_always_last": ("(change if inputs_axis(place) else change.T)", "change"),
+            "scale_forgotten": ("(self.b @ self.a) * np.float32(self.scale)", "(self.b @ self.a)"),
+            "parts_share_an_a_of_their_own": ("all(pair and np.array_equal(pair[0], a) for", "all(pair for"),
+            "zero_ranks_written": ("1 + np.flatnonzero(a.any(1) | b.any(0)).max()", "len(a) + 0"),
+            "ranks_of_all_parts_for_each": ("return own if own and not rest and", "return own if () and"),
+            "blocks_not_compared": ("not rest and inside == np.count_nonzero(b_lpor)", "not rest"),
+        },
+    ),
+    "transformer/interop/adapters/peft_config.py": (
+        "tests/interop/test_peft.py::test_names_patterns_and_scales_are_those_of_peft "
+        "tests/interop/test_peft.py::test_a_config_of_something_else_is_one_line "
+        "tests/interop/test_peft.py::test_the_model_is_found_where_it_may_be",
+        {
+            "variants_read_as_plain": (
+                '(None, False, 0, "", [], {}):',
+                '(None, False, 0, "", [], {}, True):',
+            ),
+            "square_root_forgotten": ("Fraction(alpha / math.sqrt(rank))", "Fraction(alpha / rank)"),
+            "names_anywhere": ('f".{module}".endswith(f".{name}")', "module.endswith(name)"),
+            "expressions_of_a_beginning": (
+                r'self._match(r"(?:{})\Z", value',
+                r'self._match(r"(?:{})", value',
+            ),
+            "full_names_in_layers_only": (
+                "if m in everywhere or self._in_layers(m)]",
+                "if self._in_layers(m)]",
+            ),
+            "excluded_adapted": ('not self._names("exclude_modules", m) and', ""),
+            "model_not_looked_for_beside": ("(own, name or own, beside)", "(own, name or own)"),
+        },
+    ),
+    "transformer/interop/adapters/peft_folder.py": (
+        "tests/interop/test_peft.py::test_tensors_of_something_else_are_one_line "
+        "tests/interop/test_peft.py::test_a_config_of_something_else_is_one_line",
+        {
+            "any_shape": ("if tensor.shape != shape:", "if False:"),
+            "any_value": ("if not np.isfinite(_floats(tensor)).all():", "if False:"),
+            "further_tensors_left": ("        if stored:\n", "        if False:\n"),
+        },
+    ),
+    "transformer/interop/other_folders.py": (
+        "tests/interop/test_peft.py::test_folders_of_other_programs_are_named",
+        {"one_file_is_enough": ("if all(any(folder.glob", "if any(any(folder.glob")},
+    ),
+    "workdir/peft_hub.py": (
+        "tests/interop/test_peft.py::test_layers_without_an_adapter_stay_without_one "
+        "tests/interop/test_peft.py::test_what_peft_writes_is_read_and_written_again",
+        {
+            "smallest_rank": ("max(len(low.a) for low", "min(len(low.a) for low"),
+            "merged_twice": ("        if keep:\n", "        if True:\n"),
+            "layers_of_the_default": ("if chosen != {name for", "if () and chosen != {name for"),
+        },
+    ),
+    "commands/exporters/peft_adapter.py": (
+        "tests/interop/test_peft.py::test_an_adapter_of_another_model_is_not_written "
+        "tests/interop/test_peft.py::test_a_trained_head_is_stored_whole "
+        "tests/interop/test_peft.py::test_peft_computes_with_what_was_trained_here "
+        "tests/interop/test_peft.py::test_layers_without_an_adapter_stay_without_one",
+        {
+            "any_base": ("if place.index or path.endswith", "if () and path.endswith"),
+            "heads_not_stored": ("saved |= {item: module", "{item: module"),
+            "one_alpha_for_all_ranks": ("{module: alphas[r] for module", "{module: alphas[rank] for module"),
+            "names_of_more_layers": ("return sorted(last if same else adapted)", "return sorted(last)"),
+        },
+    ),
     "transformer/interop/json_files.py": (
         "tests/interop/test_tensors.py tests/interop/test_import.py::test_one_value_is_a_list_of_it",
         {
