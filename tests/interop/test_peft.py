@@ -289,6 +289,8 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
         ({"rank_pattern": [1]}, "rank_pattern: [1]; expected an object"),
         ({"alpha_pattern": {"q_proj": "x"}}, "q_proj: 'x'; expected a number above 0"),
         ({"lora_alpha": -1}, "lora_alpha: -1; expected a number above 0"),
+        ({"lora_alpha": 10**400}, "; expected a number above 0, at most 1e30"),
+        ({"base_model_name_or_path": "~nobody/x"}, "it is a PEFT adapter of the model '~nobody/x'"),
         (
             {"target_modules": ["c_attn"]},
             "target_modules: ['c_attn'] names no linear layer of the model",
@@ -459,3 +461,14 @@ def test_a_trained_head_is_stored_whole(tmp_path, rng, capfd):
     assert parity.close(found, expected)
     line = refused(["--mode=import", f"--from={out}", f"--workdir={run}-2"], capfd, tmp_path / "run-2")
     assert "which is in modules_to_save, but a BertForMaskedLM has no such module" in line
+
+
+def test_an_adapter_of_a_model_without_its_head_is_read(llama, tmp_path):
+    """Its names lack the prefix of the model's, as `AutoModel` has them."""
+    auto = transformers.AutoModel
+    with contextlib.redirect_stderr(io.StringIO()):
+        model = adapted(lambda: auto.from_pretrained(llama[0]), tmp_path, llama[0], target_modules=["q_proj"])
+    assert "base_model.model.layers.0.self_attn.q_proj.lora_A.weight" in open_adapter(tmp_path)
+    tensors = open_hub(str(tmp_path), keep=False).folder.tensors
+    for name, x in state_of(model).items():
+        np.testing.assert_allclose(tensors[f"model.{name}"].open(), x, rtol=1e-6, atol=1e-6, err_msg=name)

@@ -58,8 +58,8 @@ class PeftConfig:
                 type(item) in types for item in as_list(value)
             ):
                 raise UserError(f"{name}: {_short(value)}; expected names, or numbers of layers")
-        self.rank, self.alpha = whole_number(values, "r", 8), positive_number(values, "lora_alpha", 8)
-        for name, check in (("rank_pattern", whole_number), ("alpha_pattern", positive_number)):
+        self.rank, self.alpha = whole_number(values, "r", 8), _alpha(values, "lora_alpha", 8)
+        for name, check in (("rank_pattern", whole_number), ("alpha_pattern", _alpha)):
             pattern = value_or(values, name, {})
             if not isinstance(pattern, dict):
                 raise UserError(f"{name}: {_short(pattern)}; expected an object, {{...}}")
@@ -139,15 +139,22 @@ def base_of(config: PeftConfig, base: str) -> Path:
     """
     own, name = config.path.parent, str(config.values.get("base_model_name_or_path") or "")
     beside = own.absolute().parent / (Path(name).name or "base")
-    for folder in map(Path, (base,) if base else (own, name or own, beside)):
-        whole = folder.expanduser() != own or any(own.glob("model*.safetensors"))
-        if whole and (folder.expanduser() / "config.json").is_file():
-            return folder.expanduser()
+    for folder in map(Path, (Path(base).expanduser(),) if base else (own, name or own, beside)):
+        whole = folder != own or any(own.glob("model*.safetensors"))
+        if whole and (folder / "config.json").is_file():
+            return folder
     if base:
         raise UserError(f"--base: {base}: there is no model in it; expected config.json and *.safetensors")
     of = f"the model {_short(name)}" if name else "a model without a name"
     remedy = f"name its folder (--mode=import --base=models/mine), or put it at {beside}"
     raise UserError(f"{own}: it is a PEFT adapter of {of}, which is not in a folder here; {remedy}")
+
+
+def _alpha(values: dict[str, Any], name: str, default: float) -> float:
+    """A number above 0 that float32 has."""
+    if (alpha := float(min(positive_number(values, name, default), 1e300))) > 1e30:
+        raise UserError(f"{name}: {_short(values[name])}; expected a number above 0, at most 1e30")
+    return alpha
 
 
 def _short(value: Any) -> str:
