@@ -290,7 +290,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
         ({"alpha_pattern": {"q_proj": "x"}}, "q_proj: 'x'; expected a number above 0"),
         ({"lora_alpha": -1}, "lora_alpha: -1; expected a number above 0"),
         ({"lora_alpha": 10**400}, "; expected a number above 0, at most 1e30"),
-        ({"base_model_name_or_path": "~nobody/x"}, "it is a PEFT adapter of the model '~nobody/x'"),
+        ({"base_model_name_or_path": "~absent/x"}, "it is a PEFT adapter of the model '~absent/x'"),
         (
             {"target_modules": ["c_attn"]},
             "target_modules: ['c_attn'] names no linear layer of the model",
