@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import launch
+from commands.exporters import peft_adapter
 from tests import runs
 from tests.interop import parity
 from transformer.errors import UserError
@@ -472,3 +473,10 @@ def test_an_adapter_of_a_model_without_its_head_is_read(llama, tmp_path):
     tensors = open_hub(str(tmp_path), keep=False).folder.tensors
     for name, x in state_of(model).items():
         np.testing.assert_allclose(tensors[f"model.{name}"].open(), x, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_modules_are_named_by_their_last_part_only_where_it_names_no_others():
+    linear = ["h.0.attn.c_attn", "h.0.attn.c_proj", "h.0.mlp.c_proj"]
+    assert peft_adapter._targets(linear[:1], linear) == ["c_attn"]
+    assert peft_adapter._targets(linear[1:], linear) == ["c_proj"]
+    assert peft_adapter._targets(linear[:2], linear) == linear[:2]

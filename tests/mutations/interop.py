@@ -74,6 +74,7 @@ EDITS = {
     ),
     "commands/exporters/peft_adapter.py": (
         "tests/interop/test_peft.py::test_an_adapter_of_another_model_is_not_written "
+        "tests/interop/test_peft.py::test_modules_are_named_by_their_last_part_only_where_it_names_no_others "
         "tests/interop/test_peft.py::test_a_trained_head_is_stored_whole "
         "tests/interop/test_peft.py::test_peft_computes_with_what_was_trained_here "
         "tests/interop/test_peft.py::test_layers_without_an_adapter_stay_without_one",
