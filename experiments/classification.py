@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.label_objective import LabelObjective
+from experiments.support.label_objective import LabelObjective
 from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig
 from transformer.data.encoders.labels import MAX_LISTED_LABELS, remarks
 from transformer.data.line_escapes import in_a_line

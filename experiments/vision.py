@@ -14,7 +14,7 @@ import numpy as np
 from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
-from experiments.label_objective import LabelObjective
+from experiments.support.label_objective import LabelObjective
 from transformer.data.encoders.labels import remarks
 from transformer.data.images.image_sources import save_pixels
 from transformer.data.images.images import ImageData, ImageDataConfig
