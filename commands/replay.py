@@ -74,7 +74,8 @@ def replay(run: "Run", folder: "RunFolder", last: int) -> tuple[list[str], bool]
     here = run.stages.at(last - 1).run if staged else run
     earlier = [f"parameter before it: not finite: {path}" for path in nonfinite_params(state.params)]
     rng = jax.random.fold_in(jax.random.key(c.seed), state.step)
-    finding = first_nonfinite(here.experiment, state.params, batch, state.carry, rng, c.parallel.microbatches)
+    parts = 1 if here.experiment.whole_batch else c.parallel.microbatches
+    finding = first_nonfinite(here.experiment, state.params, batch, state.carry, rng, parts)
     state, metrics = step(state, batch)
     later = [f"parameter after it: not finite: {path}" for path in nonfinite_params(state.params)]
     wrong = bool(earlier or later) or not all(map(_is_finite, metrics.values()))

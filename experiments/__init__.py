@@ -17,6 +17,7 @@ EXPERIMENTS: dict[str, str | type] = {
     "masked_lm": "experiments.masked_lm:MaskedLanguageModeling",
     "classification": "experiments.classification:Classification",
     "span_extraction": "experiments.span_extraction:SpanExtraction",
+    "contrastive": "experiments.contrastive:Contrastive",
     "vision": "experiments.vision:Vision",
     "algorithmic": "experiments.algorithmic:Algorithmic",
     "in_context_regression": "experiments.in_context_regression:InContextRegression",

@@ -41,6 +41,8 @@ class Experiment(Objective, ABC):
     config: Any
     data: Any
     model: Any
+    whole_batch = False
+    """Whether terms of a row depend on all rows, so that `loss` gets the whole batch and divides its work."""
     heads: tuple[str, ...] = ()
     """Names of parameters that `initialize_from` may leave newly initialised."""
     origin: Callable[[], Any] | None = None
@@ -185,6 +187,10 @@ class Experiment(Objective, ABC):
     states: Callable[[Params, str], tuple[list[tuple[int, int]], np.ndarray]] | None = None
     """`states(params, text)`: the character span (start, end) of each token of a text, truncated to the
     model's context, and the last layer's states (t, d)."""
+    image_config: Any = None
+    """The config of the model that reads images; None: none does."""
+    image_vectors: Callable[[Params, Any, str], jax.Array] | None = None
+    """`image_vectors(params, images, pooling)`: the vectors (b, d) of images (b, h, w, c), not normalised."""
     predictions: Callable[[Params, str], Iterator[str]] | None = None
     """`predictions(params, split)` yields the lines of a table of every example of a split."""
     is_language_model = False

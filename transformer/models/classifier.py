@@ -1,4 +1,5 @@
-"""Text classifiers: an encoder, pooling to one vector per text, and a projection to classes."""
+"""Text classifiers, an encoder, pooling to one vector per text, and a projection to classes; and embedders,
+whose result is the vector."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +10,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.conditions import Condition
-from transformer.config import OneOf, Rate
+from transformer.config import Nonnegative, OneOf, Rate
 from transformer.layers.feed_forward import ACTIVATIONS
 from transformer.layers.linear import Linear
-from transformer.models.encoder import HeadConfig, TextEncoder
+from transformer.models.encoder import EncoderConfig, HeadConfig, TextEncoder
 
 
 def first_of(x_td: jax.Array, segments_t: jax.Array, k: int) -> jax.Array:
@@ -34,10 +35,17 @@ def max_of(x_td: jax.Array, segments_t: jax.Array, k: int) -> jax.Array:
     return jnp.where(jnp.isfinite(found_kd), found_kd, 0)
 
 
+def last_of(x_td: jax.Array, segments_t: jax.Array, k: int) -> jax.Array:
+    """The last vector of each segment, which in a decoder has read all others."""
+    is_of_kt = segments_t[None] == jnp.arange(1, k + 1)[:, None]
+    return x_td[jnp.max(jnp.where(is_of_kt, jnp.arange(len(segments_t)), 0), axis=1)]
+
+
 POOLINGS: dict[str, Callable[[jax.Array, jax.Array, int], jax.Array]] = {
     "mean": mean_of,
     "cls": first_of,
     "max": max_of,
+    "last": last_of,
 }
 """Name -> function (t, d), (t,) -> (k, d): one vector for each of the segments 1 ... k of a row; segment 0 is
 padding."""
@@ -131,3 +139,41 @@ class Pooler(nn.Module):
         """(b, k, d) -> (b, k, d)."""
         width = x_bkd.shape[-1]
         return jnp.tanh(Linear((width,), names=("embed", "mlp"), dtype=self.dtype, name="dense")(x_bkd))
+
+
+@dataclass(frozen=True)
+class EmbedderConfig(EncoderConfig):
+    """The config of an embedder of texts."""
+
+    changing: ClassVar = (*EncoderConfig.changing, "pooling", "normalize")
+
+    # pooling over tokens; cls: the first, last: [SEP]
+    pooling: Literal["mean", "cls", "max", "last"] = "mean"
+    normalize: bool = True  # vectors of length 1
+    width: Nonnegative = 0  # width of the vectors, by a linear map of the pooled ones; 0: d_model, without
+
+
+class TextEmbedder(nn.Module):
+    """v / |v| with v = Pool(TextEncoder(text)), or v W with a `width`; without `normalize` v itself.
+
+    Source: Reimers and Gurevych 2019 (Sentence-BERT), section 3.
+    """
+
+    config: EmbedderConfig
+    vocab_size: int
+
+    @nn.compact
+    def __call__(self, tokens_bt: jax.Array, segments_bt: jax.Array, **inputs: Any) -> jax.Array:
+        """(b, t) tokens -> float32 (b, d); segments are 1 in the text and 0 in padding, `inputs` as for
+        `TextEncoder`."""
+        c = self.config
+        x_btd = TextEncoder(c, self.vocab_size, name="encoder")(tokens_bt, segments_bt=segments_bt, **inputs)
+        x_bd = pool(c.pooling, x_btd, segments_bt, 1)[:, 0]
+        if c.width:
+            x_bd = Linear((c.width,), ("embed", None), use_bias=False, dtype=c.dtype, name="project")(x_bd)
+        return unit(x_bd.astype(jnp.float32)) if c.normalize else x_bd.astype(jnp.float32)
+
+
+def unit(x: jax.Array) -> jax.Array:
+    """x / |x| over the last axis; zeros stay zeros."""
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), 1e-24))

@@ -85,17 +85,19 @@ class VisionTransformer(nn.Module):
 
     Pixels are normalised to (pixel - pixel_mean) / pixel_scale. With `pooling` "cls" a learned `[CLS]`
     precedes the patches; otherwise the mean or maximum over patches is classified, which works as well (Zhai
-    et al. 2022, "Scaling vision transformers", section 3). Source: Dosovitskiy et al. 2021, equations 1 to 4.
+    et al. 2022, "Scaling vision transformers", section 3). Without classes the result is the pooled vector,
+    by `pooling` if it is not "". Source: Dosovitskiy et al. 2021, equations 1 to 4.
     """
 
     config: VisionConfig
     num_classes: int
+    pooling: str = ""
 
     vocab_size = 0  # it has no tokens
 
     @nn.compact
     def __call__(self, images_bhwc: jax.Array, train: bool = False) -> jax.Array:
-        """(b, h, w, c) uint8 -> float32 logits (b, classes)."""
+        """(b, h, w, c) uint8 -> float32 logits (b, classes), or without classes vectors (b, d)."""
         c = self.config
         x_bhwc = (images_bhwc.astype(jnp.float32) - c.pixel_mean) / c.pixel_scale
         embed = Linear((c.d_model,), names=("patch", "embed"), dtype=c.dtype, name="embedding")
@@ -106,5 +108,7 @@ class VisionTransformer(nn.Module):
             first_b1d = jnp.broadcast_to(cls_d, (x_btd.shape[0], 1, c.d_model))
             x_btd = jnp.concatenate([first_b1d, x_btd], axis=1)
         x_btd = Encoder(c, name="trunk")(x_btd, train=train)
-        x_b1d = pool(c.pooling, x_btd, jnp.ones(x_btd.shape[:2], jnp.int32), 1)
+        x_b1d = pool(self.pooling or c.pooling, x_btd, jnp.ones(x_btd.shape[:2], jnp.int32), 1)
+        if not self.num_classes:
+            return x_b1d[:, 0].astype(jnp.float32)
         return ClassifierHead(self.num_classes, c.head_dropout, c.dtype, name="head")(x_b1d, train)[:, 0]

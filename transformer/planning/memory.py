@@ -50,7 +50,8 @@ def memory(run: Run, compiled: jax.stages.Compiled) -> Memory:
 
 def saved_bytes(run: Run) -> int:
     """Bytes that the forward pass of one microbatch saves for the backward pass, on all devices together."""
-    parts, experiment = run.config.parallel.microbatches, run.experiment
+    experiment = run.experiment
+    parts = 1 if experiment.whole_batch else run.config.parallel.microbatches
 
     def part(tree: Any) -> Any:
         return jax.tree.map(

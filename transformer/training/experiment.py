@@ -42,6 +42,7 @@ class Objective(Protocol):
     config: Any
     data: Any
     model: Any
+    whole_batch: bool
     heads: tuple[str, ...]
     origin: Callable[[], Any] | None
     measures: Callable[[bool, bool], Any] | None

@@ -257,7 +257,7 @@ class Run:
         if self.mesh.size > 1 or c.has_rules or c.averages_itself:
             options = step_options(self) | options
         options |= {"clip_norm": c.clip_norm, "ema_decay": c.ema_decay, "seed": self.config.seed}
-        microbatches = self.config.parallel.microbatches
+        microbatches = 1 if self.experiment.whole_batch else self.config.parallel.microbatches
         return make_train_step(self.experiment, self.optimizer, microbatches=microbatches, **options)
 
     def first_state(self) -> State:
