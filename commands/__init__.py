@@ -20,6 +20,7 @@ COMMANDS = {
     "evaluate": "commands.evaluate",
     "predict": "commands.predict",
     "score": "commands.score",
+    "embed": "commands.embed",
     "analyze": "commands.analyze",
     "config": "commands.config",
     "plan": "commands.plan",

@@ -35,6 +35,9 @@ from transformer.visualization.classifier_plots import draw_classification
 AT_ONCE = 32
 """Batch size of `predict`."""
 
+HEADLESS = "start a run from it, config.initialize_from, or --mode=embed"
+"""What a model without a head is for."""
+
 TABLE = "trunk/position/table"
 """The path of the learned positions among the parameters."""
 
@@ -95,8 +98,23 @@ class Vision(LabelObjective):
         return self.model.init(rng, jnp.zeros((1, size, size, channels), jnp.uint8))["params"]
 
     def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
-        """(b, c)."""
+        """(b, c).
+
+        Raises:
+          UserError: the model has no head, as it was imported without one.
+        """
+        if not self.data.labels:
+            raise UserError(f"a model without a head has no classes; {HEADLESS}")
         return self.model.apply({"params": params}, batch["images"], train, rngs={"dropout": rng})
+
+    @property
+    def image_config(self) -> VisionConfig:  # type: ignore[override]
+        """See `Experiment`."""
+        return self.config.model
+
+    def image_vectors(self, params: Params, images_bhwc: Any, pooling: str) -> jax.Array:  # type: ignore[override]
+        """See `Experiment`."""
+        return VisionTransformer(self.config.model, 0, pooling).apply({"params": params}, images_bhwc)
 
     def converted(self, origin: Any) -> Any:
         """See `Experiment`: with the positions of the patches of these images."""
@@ -119,7 +137,9 @@ class Vision(LabelObjective):
         return attention_products(self.config.model.stack(), self.tokens_per_example)
 
     def problem(self, text: str) -> str:
-        """Why an image cannot be read: it is not a file."""
+        """Why an image cannot be classified: there are no classes, or it is not a file."""
+        if not self.data.labels:
+            return f"has no classes to be one of; {HEADLESS}"
         return "" if Path(text).is_file() else f"names {text!r}, which is not a file"
 
     def predict(
@@ -127,7 +147,7 @@ class Vision(LabelObjective):
     ) -> Iterator[list[str]]:
         """For each path of an image one line: its label, and all labels with their probabilities. The result
         is deterministic: `seed` is ignored."""
-        images = map(self.data.read, texts)
+        images = map(self.data.read, self.checked(texts, first))
         while batch := list(itertools.islice(images, AT_ONCE)):
             yield from ranked_labels(self._read(params, batch), self.data.labels)
 

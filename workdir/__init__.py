@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from workdir.api import *  # noqa: F403
 
 API = (
-    *("Picture", "attention_beside", "attention_maps", "complete", "curves", "evaluate", "load", "logits"),
-    *("metrics", "samples", "settle", "train", "word_map"),
+    *("Picture", "attention_beside", "attention_maps", "complete", "curves", "embed", "evaluate", "load"),
+    *("logits", "metrics", "samples", "settle", "train", "word_map"),
 )
 """The names of the API."""
 

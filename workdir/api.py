@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.evaluation.text_vectors import Embedder
 from transformer import runtime
 from transformer.config import from_values, to_values
 from transformer.errors import UserError, suggest
@@ -151,6 +152,26 @@ def logits(run: Run, params: Params, text: str) -> tuple[list[str], np.ndarray]:
     logits_btv = experiment.model.apply({"params": params}, np.array([tokens]))
     names = token_names(tokenizer, tokens, {tokenizer.bos_id: "start"})
     return names, np.asarray(logits_btv[0, :, : tokenizer.vocab_size], np.float32)
+
+
+def embed(run: Run, params: Params, texts: Sequence[str], **options: Any) -> np.ndarray:
+    """Vectors (n, d) of texts, or with `images=True` of the images in these files, as --mode=embed writes
+    them; `options` are `pooling`, `normalize` and `layer` of `Embedder`.
+
+        embed(run, params, ["how to sort a list"], pooling="mean") @ embed(run, params, functions).T
+
+    Raises:
+      UserError: the run reads no such inputs, an option has an unknown value; one text in place of several.
+    """
+    if isinstance(texts, str):
+        raise UserError("embed: str; expected a list of texts")
+    _forget_replaced()
+    embedder = Embedder(run.experiment, **options)
+    with run.placed():
+        vectors_nd = embedder(params, texts)
+    if embedder.truncated:
+        run.experiment.note("cut", f"{embedder.truncated:,} texts are longer than the model reads: truncated")
+    return vectors_nd
 
 
 class Picture:
