@@ -11,7 +11,8 @@ python launch.py --mode=export --workdir=runs/tuned --to=adapters/lm --format=pe
 
 LoRA adapters are merged into the weights, or with --format=peft written alone, as PEFT loads them. A model
 with a part that no family has is refused. As StableHLO any model that generates is two programs of fixed
-shapes, which jax runs without this library.
+shapes, which jax runs without this library. A run that embeds texts is written as sentence-transformers loads
+it.
 """
 
 import argparse
@@ -110,6 +111,7 @@ def write_model(
     from commands.exporters.named_tensors import tensors_of
     from transformer.interop.generation_config import generation_of
     from transformer.interop.hub_folder import CONFIG, GENERATION_CONFIG, PIXELS, label_fields
+    from transformer.interop.sentence_modules import write_modules
     from transformer.interop.tensors import write_tensors
     from workdir.folder import write_json
 
@@ -123,6 +125,8 @@ def write_model(
         write_json(part / PIXELS, family.write_pixels(model, config.data), indent=2)
     else:
         values = _tokenizer(part, opened.experiment, values, family.paired) | {"vocab_size": vocab_size}
+    if family.heads:
+        write_modules(part, model, max(config.data.query_length, config.data.passage_length))
     write_tensors(part, outputs, int(shard_gb * 1e9))
     write_json(part / CONFIG, values, indent=2)
     if generation := generation_of(config, opened.experiment.data.tokenizer, values):

@@ -9,6 +9,7 @@ train with --config.initialize_from=runs/gpt2, or at once with --config.initiali
 python launch.py --mode=import --from=adapters/mine --base=models/gpt2 --workdir=runs/mine
 
 A LoRA adapter of PEFT is merged into its model, or with --adapter=keep becomes a run that trains it.
+An encoder without a head, such as one of sentence-transformers, becomes a run that embeds (--mode=embed).
 """
 
 import argparse
@@ -57,10 +58,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         raise UserError("--from: which folder? models/gpt2, say (--mode=import)")
     folder = RunFolder(flags.workdir)
     check_new("--workdir", folder.path)
-    hub = open_hub(flags.source, flags.ignore, flags.base, keep=flags.adapter == "keep")
-    if hub.folder.family.heads:
-        problem = f"{hub.folder.family.architecture} has no head, which a run needs"
-        raise UserError(f"--from: {problem}; start one from it: --config.initialize_from={hub}")
+    hub = open_hub(flags.source, flags.ignore, flags.base, keep=flags.adapter == "keep", alone=True)
     _ = hub.config  # before the overrides
     config = check_config(hub.values, overrides)
     experiment = find_experiment(config.experiment)(config, **hub.stored)
@@ -100,6 +98,6 @@ def _write(imported: "Run", hub: Any) -> None:
     folder = RunFolder(imported.folder.path)
     if "tokenizer" in hub.stored:
         hub.stored["tokenizer"].save(folder.tokenizer)
-    if hub.labels:
+    if hub.labels is not None:
         write_json(folder.labels, list(hub.labels))
     write_json(folder.config, to_values(imported.config), indent=2)

@@ -73,7 +73,7 @@ def stored_data(folder: RunFolder) -> dict[str, Any]:
         stored["tokenizer"] = Tokenizer.load(folder.tokenizer)
     if steps_of(folder) and folder.labels.exists():
         stored["labels"] = labels = read_json(folder.labels)
-        if not isinstance(labels, list) or {type(label) for label in labels} != {str}:
+        if not isinstance(labels, list) or {type(label) for label in labels} - {str}:
             raise UserError(f"{folder.labels}: expected a list of the names of labels")
     return stored
 

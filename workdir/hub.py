@@ -12,6 +12,7 @@ from flax import traverse_util
 from experiments import find_experiment
 from transformer.config import from_values
 from transformer.interop.hub_folder import HubFolder
+from transformer.interop.sentence_modules import read_modules
 from transformer.interop.tensor_rules import Place
 from transformer.interop.transfer import load
 from transformer.run_folder import HUB
@@ -22,20 +23,26 @@ LONGEST_ROWS = 2048
 
 
 class Hub:
-    """A folder of transformers as the run that it becomes, and as an `Origin` of parameters.
+    """A folder of transformers as the run that it becomes, and as an `Origin` of parameters. With `alone` a
+    model without a head is the run that embeds texts, as sentence-transformers does, or images.
 
     Raises:
       UserError: see `HubFolder` and its methods; with the name of the file.
     """
 
-    def __init__(self, path: str, ignore: Sequence[str] = (), tokenizer: Path | None = None) -> None:
+    def __init__(
+        self, path: str, ignore: Sequence[str] = (), tokenizer: Path | None = None, alone: bool = False
+    ) -> None:
         """Reads config.json, without the keys `ignore`, and the tokenizer, which may be in another folder;
         `values` is the run's config."""
         self.folder = HubFolder(path, ignore, tokenizer)
-        self._kind = find_experiment(self.folder.family.experiment)
+        family = self.folder.family
+        self._alone = alone and bool(family.heads)
+        self._name = family.alone if self._alone else family.experiment
+        self._kind = find_experiment(self._name)
         self._of = {name: field.type for name, field in self._kind.Config.__dataclass_fields__.items()}
-        self.labels: Sequence[str] | None = self.folder.labels
-        self.stored: dict[str, Any] = {"labels": self.labels} if self.labels else {}
+        self.labels: Sequence[str] | None = [] if family.labelled and self._alone else self.folder.labels
+        self.stored: dict[str, Any] = {} if self.labels is None else {"labels": self.labels}
         if "tokenizer" in self._of["data"].__dataclass_fields__:
             self.stored["tokenizer"] = self.folder.tokenizer
         self.values = self._values()
@@ -45,15 +52,20 @@ class Hub:
         """The config of a run that has trained for one step, by an optimizer that keeps nothing."""
         values = self.folder.values(self._of["model"])
         own = {
-            "experiment": self.folder.family.experiment,
+            "experiment": self._name,
             "optimizer": {"name": "sgd", "schedule": "constant", "warmup_steps": 0},
             "train": {"steps": 1},
         }
         if "tokenizer" in self.stored:
             values["data"]["tokenizer"] = str(self.folder.path / "tokenizer.json")
         longest = values["model"].get("max_length", 0)
-        for key in ("sequence_length", "source_length", "target_length"):
-            if key in self._of["data"].__dataclass_fields__:
+        keys = self._of["data"].__dataclass_fields__
+        values["data"] = {key: value for key, value in values["data"].items() if key in keys}
+        if self._alone and "query_length" in keys:
+            more, longest = read_modules(self.folder.path, longest)
+            values["model"] |= more
+        for key in ("sequence_length", "source_length", "target_length", "query_length", "passage_length"):
+            if key in keys:
                 values["data"][key] = min(longest, LONGEST_ROWS)
         if self.folder.family.paired:
             values["generate"] = self.folder.generation.search(longest)

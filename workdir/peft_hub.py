@@ -31,11 +31,13 @@ class PeftHub(Hub):
       UserError: see `PeftFolder` and `Hub`; with `keep`, an adapter outside of the blocks.
     """
 
-    def __init__(self, path: str, ignore: Sequence[str] = (), base: str = "", keep: bool = True) -> None:
+    def __init__(
+        self, path: str, ignore: Sequence[str] = (), base: str = "", keep: bool = True, alone: bool = False
+    ) -> None:
         self.adapter = PeftFolder(path, base)
         own = self.adapter.path if (self.adapter.path / "tokenizer.json").is_file() else None
-        super().__init__(str(self.adapter.base), ignore, own)
-        self.plain = Hub(str(self.adapter.base), ignore)
+        super().__init__(str(self.adapter.base), ignore, own, alone)
+        self.plain = Hub(str(self.adapter.base), ignore, alone=alone)
         places, tensors = self.plain.places, self.folder.tensors
         changes, replaced = self.adapter.read(self.folder.family, places)
         tensors |= replaced
@@ -97,13 +99,15 @@ class PeftHub(Hub):
         return known
 
 
-def open_hub(path: str, ignore: Sequence[str] = (), base: str = "", keep: bool = True) -> Hub:
+def open_hub(
+    path: str, ignore: Sequence[str] = (), base: str = "", keep: bool = True, alone: bool = False
+) -> Hub:
     """A folder of transformers, or an adapter of PEFT with the model in the folder `base` (see `PeftHub`)."""
     if (Path(path).expanduser() / NAME).is_file():
-        return PeftHub(path, ignore, base, keep)
+        return PeftHub(path, ignore, base, keep, alone)
     if base:
         raise UserError(f"--base: {path} is not an adapter of PEFT: it has no {NAME}")
-    return Hub(path, ignore)
+    return Hub(path, ignore, alone=alone)
 
 
 @functools.lru_cache(maxsize=1)

@@ -30,4 +30,8 @@ def places_of(opened: Any, name: str) -> tuple[Any, dict, dict[str, Any]]:
     used = model
     if family.write_pixels:  # theirs has as many positions as an image has patches, ours may have more
         used = dataclasses.replace(model, max_length=model.length(opened.config.data.image_size))
-    return family, values, places(family.rules(used), shapes, opened.experiment.model.vocab_size)
+    rules = family.rules(used)
+    if family.heads:  # of parts without a parameter here, and of what is not the function's: a temperature
+        rules = [rule for rule in rules if rule.paths[0] in shapes]
+        shapes = {path: shape for path, shape in shapes.items() if path not in opened.experiment.heads}
+    return family, values, places(rules, shapes, opened.experiment.model.vocab_size)

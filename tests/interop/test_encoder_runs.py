@@ -46,15 +46,6 @@ def byte_pairs(folder):
     return {"vocab_size": len(tokens), "max_position_embeddings": 60, "type_vocab_size": 1}
 
 
-def test_a_model_without_a_head_is_no_run(tmp_path, capfd):
-    folder, run = tmp_path / "bert", tmp_path / "run"
-    folder.mkdir()
-    masked(folder, transformers.BertModel, words)
-    assert launch.main(["--mode=import", f"--from={folder}", f"--workdir={run}"]) == 2
-    said = "--from: BertModel has no head, which a run needs; start one from it: --config.initialize_from=hf:"
-    assert f"{said}{folder}\n" in capfd.readouterr().err and not run.exists()
-
-
 def masked(folder, make, tokenizer):
     """A model of transformers for masked language modelling, in a folder with its own tokenizer."""
     keys = tokenizer(folder)

@@ -109,6 +109,7 @@ class Family:
     - `data`, `write_data`: keys of our group `data` from their config, and of theirs from our group;
     - `heads`: of models without a head, which start runs of other objectives: the parts of the parameters
       here that such models lack, or may lack;
+    - `alone`: the objective of a run that a model without a head is by itself, which is exported as it;
     - `labelled`: whether it tells the labels in id2label apart;
     - `pixels`, `write_pixels`: of a family of images: keys of our `model` from preprocessor_config.json, and
       this file from our `model` and `data`;
@@ -136,6 +137,7 @@ class Family:
     data: Callable[[Values], dict[str, Any]] = no_keys
     write_data: Callable[[Any], dict[str, Any]] = no_keys
     heads: tuple[str, ...] = ()
+    alone: str = ""
     labelled: bool = False
     pixels: Callable[[Values], dict[str, Any]] | None = None
     write_pixels: Callable[[Any, Any], dict[str, Any]] | None = None
@@ -182,7 +184,12 @@ class Family:
         if refused := [*self._refused(model)]:
             raise UserError("; ".join(refused))
         constants = {"model_type": self.model_type, "architectures": [self.architecture], **self.assumed}
-        return constants | {key.theirs: key.write(model) for key in self.keys} | self.write(model)
+        return constants | {key.theirs: key.write(model) for key in self._keys(model)} | self.write(model)
+
+    def _keys(self, model: Any) -> list[Key]:
+        """The keys that are those of our `model`: without a head, an objective need not have all."""
+        fields = type(model).__dataclass_fields__
+        return [key for key in self.keys if not self.heads or key.ours in fields]
 
     def _refused(self, model: Any) -> Iterator[str]:
         """Each key of ours that such models do not have, with what they have."""
@@ -196,7 +203,7 @@ class Family:
             if value != expected:
                 yield f"model.{name}: {_short(value)}, {self.model_type!r} has {expected!r}"
         written: dict[str, tuple[Key, Any]] = {}
-        for key in self.keys:
+        for key in self._keys(model):
             try:
                 value = key.write(model)
             except UserError as error:

@@ -82,6 +82,10 @@ class HubFolder:
         try:
             model = self.family.model(self.config)
             data = self.family.data(self.config)
+            if self.family.heads:  # of which an objective need not have the keys
+                model = {
+                    name: value for name, value in model.items() if name in config_class.__dataclass_fields__
+                }
             model = to_values(from_values(config_class, model, "model"))
         except UserError as error:
             raise UserError(f"{self.path / CONFIG}: {error}") from None
@@ -165,6 +169,10 @@ class HubFolder:
         """Whether the model lacks a part of a head."""
         return self._of_head(rule.paths[0]) and rule.theirs not in self.tensors
 
+    def _needless(self, rule: Rule, shapes: Mapping[str, Any]) -> bool:
+        """Whether a part of a head is none of the model's here."""
+        return self._of_head(rule.paths[0]) and rule.paths[0] not in shapes
+
     def places(self, model: Any, shapes: Mapping[str, tuple[int, ...]], vocab_size: int) -> dict[str, Place]:
         """Where each tensor belongs in parameters of these shapes, path -> shape; of a head that the model
         lacks there are none.
@@ -174,11 +182,13 @@ class HubFolder:
             or what is computed here, and is not, so that transformers computes with other values.
         """
         rules = [rule for rule in self.family.rules(model) if not self._lacks(rule)]
+        needless = [re.escape(rule.theirs) for rule in rules if self._needless(rule, shapes)]
+        rules = [rule for rule in rules if not self._needless(rule, shapes)]
         ruled = {path for rule in rules for path in rule.paths}
         shapes = {path: shape for path, shape in shapes.items() if path in ruled or not self._of_head(path)}
         by_name, copies = places(rules, shapes, vocab_size), self.family.copies(model)
         computed = self.family.computed(model)
-        ignored = [*self.family.ignored(model), *map(re.escape, [*copies, *computed])]
+        ignored = [*self.family.ignored(model), *needless, *map(re.escape, [*copies, *computed])]
         compare(self.tensors, by_name, ignored, self.path)
         names = {path: name for name, place in by_name.items() for path in place.paths}
         for copy, path in copies.items():
@@ -204,7 +214,8 @@ def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
     known: Iterable[Family] = FAMILIES[name] if name else itertools.chain(*FAMILIES.values())
     refused: list[tuple[str, str]] = []
     for family in known:
-        if config.experiment not in (family.experiment, *family.also) or family.heads:
+        ours = (family.alone,) if family.heads else (family.experiment, *family.also)
+        if config.experiment not in ours:
             continue
         try:
             return family, family.config(config.model) | family.write_data(config.data)

@@ -17,10 +17,14 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
       UserError: it cannot be read, is too long, or is not a JSON object (see `parse_object`).
     """
+    return parse_object(_bytes(path), path)
+
+
+def _bytes(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UserError(f"{path}: {path.stat().st_size:,} bytes; expected at most {MAX_FILE_BYTES:,}")
-        return parse_object(path.read_bytes().removeprefix(BOM_UTF8), path)
+        return path.read_bytes().removeprefix(BOM_UTF8)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -37,6 +41,14 @@ def parse_object(text: bytes, path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not readable as JSON ({str(error)[:160]})") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: a JSON {type(value).__name__}; expected an object, {{...}}")
+    return value
+
+
+def read_list(path: Path) -> list[Any]:
+    """The list in a JSON file, by the rules of `read_object`."""
+    text = b'{"": ' + _bytes(path) + b"}"
+    if not isinstance(value := parse_object(text, path)[""], list):
+        raise UserError(f"{path}: a JSON {type(value).__name__}; expected a list, [...]")
     return value
 
 

@@ -107,7 +107,9 @@ class ImageData(SplitData):
         """`labels` are those of the run folder; by default the training data determine them."""
         self.config = config
         self.folder = data_folder(config.cache_dir)
-        self.labels = list(labels or find_labels(_names(*self._prepared("train")), "source"))
+        if labels is None:
+            labels = find_labels(_names(*self._prepared("train")), "source")
+        self.labels = list(labels)
 
     def kept(self) -> dict[str, Any]:
         """The names of the labels, in the order of the model's outputs."""

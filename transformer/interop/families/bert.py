@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.interop.family import Family, Key, Values, value_or, whole_number
+from transformer.interop.family import Family, Key, Values, no_keys, value_or, whole_number
 from transformer.interop.tensor_parts import heads, joined, linear, norm
 from transformer.interop.tensor_rules import Rule
 
@@ -212,6 +212,12 @@ _classifier = functools.partial(
 HEADS = ("transform", "transform_norm", "output_bias", "pooler", "next")
 """The parts of the two heads of pre-training."""
 
+EMBEDS: dict[str, Any] = {"heads": HEADS, "alone": "contrastive", "write_data": no_keys}
+"""Of models without a head: runs that start from one have a new one, and a run of its own embeds texts."""
+
+POOLED = ("pooling", "normalize")
+"""Keys that are none of theirs: what follows the encoder in sentence-transformers."""
+
 BERT = _masked(
     model_type="bert",
     architecture="BertForMaskedLM",
@@ -254,8 +260,10 @@ BERT_BARE = _masked(
     architecture="BertModel",
     keys=(*SHARED, HEAD),
     read=read,
+    write=write,
+    written=(*WRITTEN, *POOLED),
     rules=bare,
-    heads=HEADS,
+    **EMBEDS,
     prefix="bert.",
     renamed=RENAMED,
     data=lambda config: {"next_sentence": True},  # a run of it has a pooler
@@ -288,8 +296,10 @@ ROBERTA_BARE = _masked(
     keys=SHARED,
     fixed=FIXED | {"head_activation": "gelu_exact"},
     read=functools.partial(read, offset=True),
+    write=functools.partial(write, offset=True),
+    written=(*WRITTEN, *POOLED),
     rules=lambda model: encoder("roberta"),
-    heads=HEADS,
+    **EMBEDS,
     prefix="roberta.",
     ignored=lambda model: (r"roberta\.pooler\..*", r".*position_ids"),
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.interop.families.bert import GELU, HEADS, without_next
+from transformer.interop.families.bert import EMBEDS, GELU, POOLED, without_next
 from transformer.interop.family import Family, Key, Values, positive_number, value_or, whole_number
 from transformer.interop.tensor_parts import affine, joined, linear, norm
 from transformer.interop.tensor_rules import Rule
@@ -258,7 +258,9 @@ MODERNBERT_BARE = _family(
     experiment="masked_lm",
     keys=KEYS,
     rules=encoder,
-    heads=HEADS,
+    **EMBEDS,
     read=read,
+    write=write,
+    written=(*WRITTEN, *POOLED),
     data=lambda config: {"next_sentence": False},
 )

@@ -149,5 +149,9 @@ _family = functools.partial(
 
 VIT = _family(architecture="ViTForImageClassification", rules=classifier)
 VIT_BARE = _family(
-    architecture="ViTModel", rules=rules, heads=("head",), ignored=lambda model: (r"vit\.pooler\..*",)
+    architecture="ViTModel",
+    rules=rules,
+    heads=("head",),
+    alone="vision",
+    ignored=lambda model: (r"vit\.pooler\..*",),
 )
