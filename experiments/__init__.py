@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, str | type] = {
     "classification": "experiments.classification:Classification",
     "span_extraction": "experiments.span_extraction:SpanExtraction",
     "contrastive": "experiments.contrastive:Contrastive",
+    "image_text": "experiments.contrastive:ImageText",
     "vision": "experiments.vision:Vision",
     "algorithmic": "experiments.algorithmic:Algorithmic",
     "in_context_regression": "experiments.in_context_regression:InContextRegression",

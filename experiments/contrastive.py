@@ -1,26 +1,38 @@
 """Contrastive learning of vectors: what belongs together is near, texts to texts or images to texts."""
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from experiments.base import Experiment
+from experiments.evaluation.vector_scores import Retrieval
 from transformer.config import Bounded, PositiveFloat
+from transformer.data.images.captioned_images import CaptionedData, CaptionedDataConfig
+from transformer.data.line_escapes import in_a_line
 from transformer.data.pairs.embedding_pairs import EmbeddingData, EmbeddingDataConfig
 from transformer.data.tokenization.tokenizers import Tokenizer
+from transformer.devices import on_host
 from transformer.errors import UserError
-from transformer.evaluation.likelihood import LikelihoodEvaluator, by_row
 from transformer.layers.attention.products import attention_products
 from transformer.models.classifier import EmbedderConfig, TextEmbedder, unit
+from transformer.models.vision import ImageEmbedder, VisionConfig
+from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Params, Put
-from transformer.training.hooks import Evaluator
+from transformer.training.hooks import Evaluator, Hook
 from transformer.training.losses.info_nce import info_nce
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
-from transformer.training.step import join_rows, make_eval_step, split_rows
+from transformer.training.step import join_rows, split_rows
+from transformer.visualization.embedding_map import draw_map
+
+MAPPED = 24
+"""The number of pairs on the map."""
 
 SHARPEST = 100.0
 """The largest scale 1 / temperature of a learnt one, as in CLIP (Radford et al. 2021, section 2.5)."""
@@ -33,7 +45,7 @@ class ContrastiveLossConfig(Bounded):
     temperature: PositiveFloat = 0.05  # scores are divided by it; of a learnt one the initial value
     learnt_temperature: bool = False  # the temperature is a parameter
     symmetric: bool = False  # also which query a passage answers, among those of the batch
-    # the first so many dimensions are trained as vectors of their own: (32, 64); (): only all of them
+    # numbers of first dimensions that are trained as vectors of their own: (32, 64); (): only all of them
     widths: tuple[int, ...] = ()
 
 
@@ -72,14 +84,15 @@ class Contrastive(Experiment):
 
     Config: type = ContrastiveConfig
     whole_batch = True
-    heads = ("project", "log_scale")
+    heads: tuple[str, ...] = ("project", "log_scale")
+    Data: type = EmbeddingData
     inputs: tuple[str, ...] = ("queries", "query_lengths", "passages", "passage_lengths")
     """The arrays of a batch of which vectors are computed."""
 
-    def __init__(self, config: ContrastiveConfig, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, config: Any, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is that of the run folder; by default that of the config."""
         self.config = config
-        self.data: Any = EmbeddingData(config.data, tokenizer)
+        self.data: Any = self.Data(config.data, tokenizer)
         vocab_size = config.model.entries(self.data.special_tokens.vocab_size)
         self.model = TextEmbedder(config.model, vocab_size)
 
@@ -126,15 +139,19 @@ class Contrastive(Experiment):
         numbered = jnp.arange(parts), split_rows(rows, parts)
         return join_rows(jax.lax.map(jax.checkpoint(read), numbered))
 
+    def scale(self, params: Params) -> Any:
+        """1 / temperature."""
+        if not self.config.loss.learnt_temperature:
+            return jnp.float32(1 / self.config.loss.temperature)
+        return jnp.minimum(jnp.exp(params["log_scale"]), SHARPEST)
+
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, nats per query; of the whole width `accuracy`, the share of queries whose own passage has
         the largest score; with `widths` the loss of each, `loss_of_32`, and with a learnt temperature
         `temperature`."""
         c, weights_b = self.config, batch["weights"]
         queries_bd, passages_bcd = self.vectors(params, batch, rng, train)
-        scale: Any = 1 / c.loss.temperature
-        if c.loss.learnt_temperature:
-            scale = jnp.minimum(jnp.exp(params["log_scale"]), SHARPEST)
+        scale = self.scale(params)
         ids, whole = (batch["query_ids"], batch["passage_ids"]), queries_bd.shape[1]
         losses, terms = [], {}
         for width in (*c.loss.widths, whole):
@@ -155,12 +172,8 @@ class Contrastive(Experiment):
         return {"loss": jnp.sum(batch["weights"])}
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The terms of `loss`, of batches of `evaluate.batch_size`, in random order; and those of
-        `evaluate.also`."""
-        loader, batches = self.loader(split, shuffle=True), self.config.train.evaluate_batches
-        step = jax.jit(by_row(make_eval_step(self), self.weights))
-        likelihood = LikelihoodEvaluator(step, loader, put, batches, perplexity=False)
-        return {"eval": likelihood, **self.other_evaluators(put, split)}
+        """Retrieval among all passages of a split, and the evaluators of `evaluate.also`."""
+        return {"eval": Retrieval(self, put, split), **self.other_evaluators(put, split)}
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -180,8 +193,117 @@ class Contrastive(Experiment):
         products = (length * attention_products(stack, length) for length in self.lengths)
         return sum(products) / self.tokens_per_example
 
+    def hooks(self, folder: RunFolder) -> list[Hook]:
+        """A map of the first pairs of the validation split."""
+
+        def mapped(params: Params) -> tuple[np.ndarray, list[str]]:
+            rows: Any = self.data.rows("validation")
+            batch = rows.batch(np.arange(min(MAPPED, len(rows))))
+            queries_bd, passages_bcd = self._mapped(params, {name: batch[name] for name in self.inputs})
+            passages = [
+                self._shown(*text) for text in zip(batch["passages"], batch["passage_lengths"], strict=True)
+            ]
+            queries = [f"? {text}" for text in self.shown_queries(batch, passages)]
+            return np.concatenate([on_host(queries_bd), on_host(passages_bcd)[:, 0]]), [*queries, *passages]
+
+        return [self.pictures(folder, folder.maps, mapped, draw_map)]
+
+    @functools.cached_property
+    def _mapped(self) -> Any:
+        return jax.jit(lambda params, batch: self.read(params, batch, jax.random.key(0)))
+
+    def shown_queries(self, batch: Batch, passages: Sequence[str]) -> list[str]:
+        """Labels of the queries of a batch, whose passages have these."""
+        lengths = batch["query_lengths"][:, None]
+        return [self._shown(*text) for text in zip(batch["queries"][:, None], lengths, strict=True)]
+
+    def _shown(self, tokens_ct: np.ndarray, lengths_c: np.ndarray) -> str:
+        """The first of several texts, without special tokens."""
+        return in_a_line(self.data.tokenizer.decode(tokens_ct[0, 1 : lengths_c[0] - 1].tolist())).strip()
+
     def data_lines(self) -> list[str]:
         """The number of pairs."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
         negatives = len(self.lengths) - 2
         return [f"{len(rows):,} training pairs" + (f", {negatives} hard negatives each" if negatives else "")]
+
+
+@dataclass(frozen=True)
+class ImageTextConfig(RunConfig):
+    """The config of a run of two towers: `model` reads texts, `image` images."""
+
+    model: EmbedderConfig
+    image: VisionConfig
+    data: CaptionedDataConfig
+    loss: ContrastiveLossConfig
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (length := self.data.passage_length) > (most := self.model.max_length):
+            raise UserError(f"data.passage_length: {length} is longer than model.max_length {most}")
+        if self.image.parametrization != "standard" or self.image.lora_rank:
+            raise UserError(
+                "image: parametrization, lora_rank; expected 'standard', 0: the image tower has none"
+            )
+        try:
+            self.image.length(self.data.image_size)
+        except UserError as error:
+            raise UserError(f"image.{error}") from None
+        check_widths(self)
+
+    def function(self) -> dict[str, Any]:
+        """See `RunConfig`."""
+        return super().function() | {f"image.{key}": value for key, value in self.image.function().items()}
+
+
+class ImageText(Contrastive):
+    """As `Contrastive`, where queries are images and the passage of each is its text.
+
+    Source: Radford et al. 2021 (CLIP), section 2.3.
+    """
+
+    Config = ImageTextConfig
+    inputs = ("images", "passages", "passage_lengths")
+    heads = (*Contrastive.heads, "image")
+    Data = CaptionedData
+
+    def init(self, rng: jax.Array) -> Any:
+        """The initial parameters, boxed with their logical axes."""
+        size, channels = self.config.data.image_size, self.config.data.channels
+        images_bhwc = jnp.zeros((1, size, size, channels), jnp.uint8)
+        tower = self._tower().init(jax.random.fold_in(rng, 1), images_bhwc)["params"]
+        return {**super().init(rng), "image": tower}
+
+    def queries(self, params: Params, batch: Batch, **options: Any) -> jax.Array:
+        """The vectors (b, d) of the images of some rows."""
+        x_bd = self._tower().apply({"params": params["image"]}, batch["images"], **options)
+        return unit(x_bd) if self.config.model.normalize else x_bd
+
+    def shown_queries(self, batch: Batch, passages: Sequence[str]) -> list[str]:
+        """The texts of the images."""
+        return [*passages]
+
+    def _tower(self, pooling: str = "") -> ImageEmbedder:
+        c = self.config
+        return ImageEmbedder(c.image, c.model.width or c.model.d_model, pooling)
+
+    @property
+    def image_config(self) -> VisionConfig:  # type: ignore[override]
+        """See `Experiment`."""
+        return self.config.image
+
+    def image_vectors(self, params: Params, images_bhwc: Any, pooling: str) -> jax.Array:  # type: ignore[override]
+        """See `Experiment`."""
+        return self._tower(pooling).apply({"params": params["image"]}, images_bhwc)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The patches of an image, and the tokens of its text."""
+        return self.config.image.length(self.config.data.image_size), self.config.data.passage_length
+
+    @property
+    def attention_products(self) -> float:
+        """See `Experiment`."""
+        stacks = self.config.image.stack(), self.config.model.stack()
+        parts = zip(stacks, self.lengths, strict=True)
+        return sum(n * attention_products(stack, n) for stack, n in parts) / self.tokens_per_example

@@ -36,7 +36,7 @@ AT_ONCE = 32
 """Batch size of `predict`."""
 
 HEADLESS = "start a run from it, config.initialize_from, or --mode=embed"
-"""What a model without a head is for."""
+"""The uses of a model without a head."""
 
 TABLE = "trunk/position/table"
 """The path of the learned positions among the parameters."""

@@ -44,12 +44,24 @@ QUESTIONS = [
     {"question": "import", "choices": [" os", " sys.path"], "answer": 0},
 ]
 
-STUDIES = {"studies/in_context_regression/in_context_regression": {"model.num_heads": 2}}
+FILES = {
+    "choices": QUESTIONS,
+    "similarity": [{"first": f"a {i}", "second": f"b {i * i}", "score": i % 4} for i in range(9)],
+    "zero_shot": [{"text": f"line {i}", "label": ("even", "odd")[i % 2]} for i in range(9)],
+}
+"""Evaluator of a file -> the records of one."""
+
+STUDIES = {
+    "studies/in_context_regression/in_context_regression": {"model.num_heads": 2},
+    "studies/search/functions": {"model.num_heads": 2},
+    "studies/search/digits": {"model.num_heads": 2},
+}
 """Configs of experiments that no other config has, with keys that `OTHERS` need."""
 
 ALSO = {
     "lm": ("compressors", "positions", "choices"),
     "studies/induction_heads/induction_heads": ("induction",),
+    "studies/search/functions": ("similarity", "zero_shot"),
 }
 """Config -> members of `EVALUATORS`; together all of them."""
 
@@ -66,10 +78,10 @@ def test_the_same_checkpoint_measures_the_same(name, tmp_path, capsys):
         more |= {"train.evaluate_batches": 0, "data.source": runs.write_corpus(tmp_path / "corpus", 12)}
         others = {key: keys | {"train.evaluate_batches": 0} for key, keys in OTHERS.items()}
     if name in ALSO:
-        file = tmp_path / "questions.jsonl"
-        file.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+        for also, records in FILES.items():
+            (tmp_path / also).write_text("".join(json.dumps(record) + "\n" for record in records))
         more["evaluate.also"] = ",".join(
-            f"{also}:{file}" if also in OF_A_FILE else also for also in ALSO[name]
+            f"{also}:{tmp_path / also}" if also in OF_A_FILE else also for also in ALSO[name]
         )
     began = flags({key: value for key, value in more.items() if has(values, key)}, {})
     assert launch.main([f"--config=configs/{name}.py:tiny", f"--workdir={tmp_path}/run", *began]) == 0, (

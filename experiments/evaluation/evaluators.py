@@ -3,6 +3,7 @@
 import gzip
 import lzma
 import math
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -92,15 +93,22 @@ class Positions:
         return {name: value for name, value in self._measure(params).items() if not math.isnan(value)}
 
 
+def _of_vectors(name: str) -> Callable[..., Evaluator]:
+    """An evaluator of vectors, imported when it is made: it reads models that few runs have."""
+    return lambda *arguments: pkgutil.resolve_name(f"experiments.evaluation.vector_scores:{name}")(*arguments)
+
+
 EVALUATORS: dict[str, Callable[..., Evaluator]] = {
     "compressors": Compressors,
     "positions": Positions,
     "induction": InductionScore,
     "choices": MultipleChoice,
+    "similarity": _of_vectors("Similarity"),
+    "zero_shot": _of_vectors("ZeroShot"),
 }
 """Prefix of the logged results -> constructor, called with the experiment, `put` and the split."""
 
-OF_A_FILE = ("choices",)
+OF_A_FILE = ("choices", "similarity", "zero_shot")
 """Those that are called with a file too, `evaluate.also=choices:FILE`."""
 
 

@@ -1,1 +1,1 @@
-"""What several objectives share."""
+"""Base classes of several objectives."""

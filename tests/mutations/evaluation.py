@@ -1,6 +1,55 @@
 """Mutations of `transformer/evaluation`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/evaluation/ranking.py": (
+        "tests/experiments/test_contrastive.py",
+        {
+            "equals_first": ("np.sum(score_n[:i] == score_n[i])", "np.sum(score_n == score_n[i])"),
+            "ranks_from_0": ("ranks.append(1 + np.array(before))", "ranks.append(np.array(before))"),
+            "one_more": ("np.mean(rank_r <= k)", "np.mean(rank_r < k)"),
+            "never_ideal": (" / gain(np.arange(1, len(rank_r) + 1))", " / gain(np.arange(1, k + 1))"),
+            "first_of_equals": ("np.cumsum(counts) - (counts - 1) / 2", "np.cumsum(counts)"),
+        },
+    ),
+    "experiments/contrastive.py": (
+        "tests/experiments/test_contrastive.py",
+        {
+            "all_kept": ("jax.lax.map(jax.checkpoint(read), numbered)", "jax.lax.map(read, numbered)"),
+            "equal_dropout": ("jax.random.fold_in(rng, 1)}", "rng}"),
+            "parts_not_joined": (
+                "return join_rows(jax",
+                "return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax",
+            ),
+            "longer_than_1": ("map(unit, parts) if c.model.normalize", "parts if c.model.normalize"),
+            "widths_not_trained": ("jnp.mean(jnp.stack(losses), axis=0)", "losses[-1]"),
+            "any_width": ("if not all(0 < part < width", "if not all(0 < part"),
+        },
+    ),
+    "experiments/evaluation/vector_scores.py": (
+        "tests/experiments/test_contrastive.py",
+        {
+            "answers_are_wrong": ("            score_n[numbers] = -np.inf\n", ""),
+            "one_answer": ("answers[int(query_id)].add(", "answers[int(query_id)].__init__("),
+            "padding_is_a_passage": ("if number >= 0:", "if True:"),
+            "labels_as_they_come": (
+                "self._labels = sorted({*labels})",
+                "self._labels = sorted({*labels})[::-1][:1] * 2",
+            ),
+        },
+    ),
+    "experiments/evaluation/text_vectors.py": (
+        "tests/commands/test_embed.py",
+        {
+            "padding_is_read": (
+                "(jnp.arange(tokens_bt.shape[1]) < lengths_b[:, None])",
+                "(lengths_b[:, None] + 0 * tokens_bt > 0)",
+            ),
+            "in_order_of_length": ("[np.argsort(order)]", ""),
+            "one_block_more": ('mask"].layer < count', 'mask"].layer <= count'),
+            "normed": ('if module.name == "final_norm" else', 'if module.name == "" else'),
+            "never_normalised": ("unit(x_bd) if self._normalize else x_bd", "x_bd"),
+        },
+    ),
     "transformer/evaluation/harness.py": (
         "tests/evaluation/test_harness.py",
         {

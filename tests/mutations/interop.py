@@ -108,9 +108,14 @@ EDITS = {
         "tests/interop/test_import.py::test_an_import_says_once_which_keys_it_ignores "
         "tests/interop/test_import.py::test_a_model_with_parts_that_no_family_has_is_not_exported "
         "tests/interop/test_encoder_runs.py::test_what_is_no_choice_between_classes_is_refused "
-        "tests/interop/families/test_gpt2.py::test_copies",
+        "tests/interop/families/test_gpt2.py::test_copies "
+        "tests/interop/test_sentence_encoders.py::test_vectors_are_those_of_sentence_transformers_and_go_back",
         {
-            "exported_without_a_head": (" or family.heads:", ":"),
+            "exported_with_no_head": ("(family.alone,) if family.heads else (", "("),
+            "parts_of_heads_not_left_out": (
+                "        return self._of_head(rule.paths[0]) and rule.paths[0] not in shapes",
+                "        return False",
+            ),
             "known_keys_left_out": ("if name in self.family.known:", "if False:"),
             "one_name_for_two_classes": ("if counts[name] > 1 else", "if False else"),
             "silent_about_keys": ('{"ignored": map(shown_key, self.ignored), ', "{"),
@@ -122,6 +127,23 @@ EDITS = {
                 'f"{name} cannot" if name else',
                 'f"{name} cannot" if not name else',
             ),
+        },
+    ),
+    "transformer/interop/sentence_modules.py": (
+        "tests/interop/test_sentence_encoders.py",
+        {
+            "normalised_always": ('"normalize": len(kinds) == 3', '"normalize": True'),
+            "any_module": (
+                'if kinds not in (["Transformer", "Pooling"], [',
+                'if kinds[:2] not in (["Transformer", "Pooling"], [',
+            ),
+            "length_of_the_table": ("(size for size in limits if", "(size for size in limits if False and"),
+            "folder_of_any_name": ("Path(name).name != name", "not name"),
+            "first_flag": ("old[0] if len(old) == 1 else old", "old[0] if old else old"),
+            "prompts_left_out": ('if (name := prompts.get("default_prompt_name"))', 'if (name := "")'),
+            "never_normalised_there": ('["Normalize"] if model.normalize else []', "[]"),
+            "mean_there": ("flag: mode == theirs", 'flag: mode == "mean"'),
+            "case_ignored": ('if of_encoder.get("do_lower_case"):', "if False:"),
         },
     ),
     "transformer/interop/harmless.py": (

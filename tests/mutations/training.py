@@ -1,6 +1,18 @@
 """Mutations of training, its sums and its processes: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/training/losses/info_nce.py": (
+        "tests/training/losses/test_info_nce.py",
+        {
+            "copies_are_negatives": ("(ids_n == own_ids_b[:, None]) | ", ""),
+            "padding_is_a_negative": (" | (ids_n < 0)", ""),
+            "answers_are_negatives": (" | answers_bbc.reshape(b, b * c)", ""),
+            "own_is_left_out": ("no_negative_bn & ~own_bn", "no_negative_bn & own_bn"),
+            "back_over_hard_negatives": ("score_bn[:, ::c].T", "score_bn[:, :b].T"),
+            "copies_back": (" | (own_ids_b == own_ids_b[:, None])", ""),
+            "padding_back": ("equal_bb | (query_ids_b < 0)", "equal_bb"),
+        },
+    ),
     "experiments/dpo.py": (
         "tests/test_chat_run.py",
         {

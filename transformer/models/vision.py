@@ -112,3 +112,22 @@ class VisionTransformer(nn.Module):
         if not self.num_classes:
             return x_b1d[:, 0].astype(jnp.float32)
         return ClassifierHead(self.num_classes, c.head_dropout, c.dtype, name="head")(x_b1d, train)[:, 0]
+
+
+class ImageEmbedder(nn.Module):
+    """v W, a linear map of the vector v of a `VisionTransformer` without classes.
+
+    Source: Radford et al. 2021 (CLIP), figure 3.
+    """
+
+    config: VisionConfig
+    width: int
+    pooling: str = ""
+
+    @nn.compact
+    def __call__(self, images_bhwc: jax.Array, train: bool = False) -> jax.Array:
+        """(b, h, w, c) uint8 -> float32 (b, width)."""
+        c = self.config
+        x_bd = VisionTransformer(c, 0, self.pooling, name="encoder")(images_bhwc, train)
+        linear = Linear((self.width,), ("embed", None), use_bias=False, dtype=c.dtype, name="project")
+        return linear(x_bd).astype(jnp.float32)

@@ -108,7 +108,7 @@ class ImageData(SplitData):
         self.config = config
         self.folder = data_folder(config.cache_dir)
         if labels is None:
-            labels = find_labels(_names(*self._prepared("train")), "source")
+            labels = find_labels(names_of(*self._prepared("train")), "source")
         self.labels = list(labels)
 
     def kept(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class ImageData(SplitData):
         """
         folder, indices = self._prepared(split)
         with key_in_errors(self.key(split)):
-            numbers = number_labels(_names(folder, indices), self.labels, lambda i: self.places(split)[i])
+            numbers = number_labels(names_of(folder, indices), self.labels, lambda i: self.places(split)[i])
         return ImageRows(load_array(folder / "images.npy"), numbers, indices)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> DataLoader:
@@ -143,7 +143,7 @@ class ImageData(SplitData):
 
     def label_counts(self, split: str) -> np.ndarray:
         """The number of images of each label in a split, (c,)."""
-        return count_labels(_names(*self._prepared(split)), self.labels)
+        return count_labels(names_of(*self._prepared(split)), self.labels)
 
     def asked(self, split: str) -> Sequence[ImageFolder]:
         """The images to answer for.
@@ -260,7 +260,7 @@ def divide(shares_n: np.ndarray, split: str) -> np.ndarray:
     return np.flatnonzero((low <= shares_n) & (shares_n < high))
 
 
-def _names(folder: Path, indices: np.ndarray) -> list[str]:
+def names_of(folder: Path, indices: np.ndarray) -> list[str]:
     """The labels of the images with these indices."""
     names = load_values(folder / "labels.json")
     return [names[index] for index in indices]

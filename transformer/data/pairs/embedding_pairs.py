@@ -80,7 +80,7 @@ class EmbeddingRows(Rows):
 
     - `queries` (q,), `passages` (c, p), int32: `[CLS] text [SEP]`, padded; the first passage is the own one;
     - `query_lengths` (), `passage_lengths` (c,): the tokens of each, without padding;
-    - `query_ids` (), `passage_ids` (c,): equal texts of a split have equal ids; -1 is no text;
+    - `query_ids` (), `passage_ids` (c,): equal texts of a split have equal ids, no text -1;
     - `weights` (): 1; in rows of padding 0.
 
     Pairs with an empty query or passage are left out, texts that are too long truncated: `tally` counts them.

@@ -17,7 +17,7 @@ def info_nce(
     p = exp(s q_i . p_i0) / sum_jc exp(s q_i . p_jc), with s = `scale` = 1 / temperature.
 
     p_i0 is the passage of query i, p_i1 ... its hard negatives; all passages of the batch are candidates for
-    all queries. Equal texts have equal ids. Left out of the sum are candidates that are no negatives: another
+    all queries. Equal texts have equal ids. Left out of the sum are candidates that cannot be wrong: another
     copy of the own passage, the passage of another copy of the query, and padding, whose id is -1. With
     `symmetric` it is the mean of this and of -log p(own query | passage) over the queries of the batch.
 
