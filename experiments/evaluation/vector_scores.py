@@ -62,7 +62,8 @@ class Retrieval:
         columns += [recall_at(k, ranks) for k in CUTS] + [ndcg_at(10, ranks)]
         for width in self._experiment.config.loss.widths:
             parts = query_qd[:, :width], passage_nd[:, :width]
-            parts = tuple(map(unit, parts)) if self._experiment.config.model.normalize else parts
+            if self._experiment.config.model.normalize:
+                parts = unit(parts[0]), unit(parts[1])
             columns.append(recall_at(10, rank_relevant(*parts, relevant)))
         self._values_nk, self._passages = np.stack(columns, axis=1), len(passage_nd)
         return dict(zip(self.names(params), self._values_nk.mean(axis=0).tolist(), strict=True))
@@ -106,8 +107,8 @@ def _losses(
         for score_n, numbers in zip(score_qn, relevant[start:], strict=False):
             own, score_n = score_n[numbers], score_n.copy()
             score_n[numbers] = -np.inf
-            others = np.logaddexp.reduce(score_n) if len(score_n) > len(numbers) else -np.inf
-            losses.append(np.mean(np.logaddexp(own, others) - own))
+            negatives = np.logaddexp.reduce(score_n) if len(score_n) > len(numbers) else -np.inf
+            losses.append(np.mean(np.logaddexp(own, negatives) - own))
     return np.array(losses)
 
 
