@@ -250,8 +250,11 @@ class Experiment(Objective, ABC):
         """The last evaluation and a baseline, after training."""
         return []
 
+    example_mode = "predict"
+    """The command to try the trained model with."""
+
     def example_flags(self) -> list[str]:
-        """Flags of `--mode=predict` to try the trained model; []: none."""
+        """Flags of this command; []: none."""
         return []
 
 

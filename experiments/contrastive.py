@@ -12,7 +12,6 @@ from flax import linen as nn
 
 from experiments.base import Experiment
 from experiments.evaluation.vector_scores import Retrieval
-from transformer.config import Bounded, PositiveFloat
 from transformer.data.images.captioned_images import CaptionedData, CaptionedDataConfig
 from transformer.data.line_escapes import in_a_line
 from transformer.data.pairs.embedding_pairs import EmbeddingData, EmbeddingDataConfig
@@ -25,7 +24,7 @@ from transformer.models.vision import ImageEmbedder, VisionConfig
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator, Hook
-from transformer.training.losses.info_nce import info_nce
+from transformer.training.losses.info_nce import ContrastiveLossConfig, info_nce
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
 from transformer.training.step import join_rows, split_rows
@@ -36,17 +35,6 @@ MAPPED = 24
 
 SHARPEST = 100.0
 """The largest scale 1 / temperature of a learnt one, as in CLIP (Radford et al. 2021, section 2.5)."""
-
-
-@dataclass(frozen=True)
-class ContrastiveLossConfig(Bounded):
-    """The loss of each pair; see `info_nce`."""
-
-    temperature: PositiveFloat = 0.05  # scores are divided by it; of a learnt one the initial value
-    learnt_temperature: bool = False  # the temperature is a parameter
-    symmetric: bool = False  # also which query a passage answers, among those of the batch
-    # numbers of first dimensions that are trained as vectors of their own: (32, 64); (): only all of them
-    widths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -197,14 +185,15 @@ class Contrastive(Experiment):
         """A map of the first pairs of the validation split."""
 
         def mapped(params: Params) -> tuple[np.ndarray, list[str]]:
-            rows: Any = self.data.rows("validation")
-            batch = rows.batch(np.arange(min(MAPPED, len(rows))))
+            split: Any = self.data.rows("validation")
+            batch = split.batch(np.arange(min(MAPPED, len(split))))
             queries_bd, passages_bcd = self._mapped(params, {name: batch[name] for name in self.inputs})
-            passages = [
-                self._shown(*text) for text in zip(batch["passages"], batch["passage_lengths"], strict=True)
-            ]
+            rows = zip(batch["passages"], batch["passage_lengths"], strict=True)
+            passages = [self._shown(*row) for row in rows]
             queries = [f"? {text}" for text in self.shown_queries(batch, passages)]
-            return np.concatenate([on_host(queries_bd), on_host(passages_bcd)[:, 0]]), [*queries, *passages]
+            _, once = np.unique(batch["passage_ids"][:, 0], return_index=True)
+            vectors = on_host(queries_bd), on_host(passages_bcd)[once, 0]
+            return np.concatenate(vectors), [*queries, *(passages[i] for i in once)]
 
         return [self.pictures(folder, folder.maps, mapped, draw_map)]
 
@@ -214,12 +203,24 @@ class Contrastive(Experiment):
 
     def shown_queries(self, batch: Batch, passages: Sequence[str]) -> list[str]:
         """Labels of the queries of a batch, whose passages have these."""
-        lengths = batch["query_lengths"][:, None]
-        return [self._shown(*text) for text in zip(batch["queries"][:, None], lengths, strict=True)]
+        rows = zip(batch["queries"][:, None], batch["query_lengths"][:, None], strict=True)
+        return [self._shown(*text) for text in rows]
 
     def _shown(self, tokens_ct: np.ndarray, lengths_c: np.ndarray) -> str:
         """The first of several texts, without special tokens."""
         return in_a_line(self.data.tokenizer.decode(tokens_ct[0, 1 : lengths_c[0] - 1].tolist())).strip()
+
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
+        """Recall on the validation split."""
+        recall = measured["eval/recall@10"]
+        return [f"of {recall:.1%} of the validation queries the answer is among the first 10 passages"]
+
+    example_mode = "embed"
+
+    def example_flags(self) -> list[str]:
+        """The first query of the validation split."""
+        batch = self.data.rows("validation").batch(np.array([0]))
+        return [f"--prompt={self._shown(batch['queries'], batch['query_lengths'])}"]
 
     def data_lines(self) -> list[str]:
         """The number of pairs."""
@@ -282,6 +283,10 @@ class ImageText(Contrastive):
     def shown_queries(self, batch: Batch, passages: Sequence[str]) -> list[str]:
         """The texts of the images."""
         return [*passages]
+
+    def example_flags(self) -> list[str]:
+        """The text of the first image of the validation split."""
+        return [f"--prompt={self.data.texts('validation')[0]}"]
 
     def _tower(self, pooling: str = "") -> ImageEmbedder:
         c = self.config

@@ -61,10 +61,10 @@ class Retrieval:
         columns = [_losses(query_qd, passage_nd, relevant, scale)]
         columns += [recall_at(k, ranks) for k in CUTS] + [ndcg_at(10, ranks)]
         for width in self._experiment.config.loss.widths:
-            parts = query_qd[:, :width], passage_nd[:, :width]
+            query, passage = query_qd[:, :width], passage_nd[:, :width]
             if self._experiment.config.model.normalize:
-                parts = unit(parts[0]), unit(parts[1])
-            columns.append(recall_at(10, rank_relevant(*parts, relevant)))
+                query, passage = unit(query), unit(passage)
+            columns.append(recall_at(10, rank_relevant(query, passage, relevant)))
         self._values_nk, self._passages = np.stack(columns, axis=1), len(passage_nd)
         return dict(zip(self.names(params), self._values_nk.mean(axis=0).tolist(), strict=True))
 

@@ -2,7 +2,8 @@
 
 EDITS = {
     "transformer/evaluation/ranking.py": (
-        "tests/experiments/test_contrastive.py",
+        "tests/experiments/test_contrastive.py::test_rankings_are_those_of_scipy_and_scikit_learn "
+        "tests/experiments/test_contrastive.py::test_equal_scores_are_ranked_in_their_order",
         {
             "equals_first": ("np.sum(score_n[:i] == score_n[i])", "np.sum(score_n == score_n[i])"),
             "ranks_from_0": ("ranks.append(1 + np.array(before))", "ranks.append(np.array(before))"),
@@ -26,7 +27,8 @@ EDITS = {
         },
     ),
     "experiments/evaluation/vector_scores.py": (
-        "tests/experiments/test_contrastive.py",
+        "tests/experiments/test_contrastive.py::test_retrieval_is_that_of_brute_force "
+        "tests/experiments/test_contrastive.py::test_similarity_and_classes_without_training",
         {
             "answers_are_wrong": ("            score_n[numbers] = -np.inf\n", ""),
             "one_answer": ("answers[int(query_id)].add(", "answers[int(query_id)].__init__("),

@@ -1,4 +1,4 @@
-"""How well scores rank: recall and nDCG of retrieval, and Spearman's correlation."""
+"""Measures of rankings: recall and nDCG of retrieval, and Spearman's correlation."""
 
 from collections.abc import Iterable, Sequence
 

@@ -60,7 +60,7 @@ def test_it_is_the_sum_over_candidates(symmetric, copies, rng):
 
 
 def test_what_is_left_out_has_no_gradient(rng):
-    """A copy of the own passage is no negative: moving it changes nothing of the row."""
+    """A copy of the own passage cannot be wrong: moving it changes nothing of the row."""
     query, passage = np.float32(rng.normal(size=(2, D))), np.float32(rng.normal(size=(2, 1, D)))
     ids = np.arange(2, dtype=np.int32), np.zeros((2, 1), np.int32)
     loss = lambda p: info_nce(query, p, *ids, 2.0)[0].sum()  # noqa: E731

@@ -23,14 +23,12 @@ from transformer.errors import UserError
 class CaptionedDataConfig(ImageDataConfig):
     """Images with texts: `label_field` is the caption, or the class."""
 
-    names: tuple[
-        str, ...
-    ] = ()  # texts of the classes, in the order of their labels; (): the labels are the texts
+    # texts of the classes, in the order of their labels; (): the labels are the texts
+    names: tuple[str, ...] = ()
     tokenizer: Place = "bytes"  # bytes, characters, bpe or words (of the training texts), or a tokenizer.json
     vocab_size: int = 4096  # vocabulary size of bpe and words
-    passage_length: Length = (
-        32  # most tokens of a text, [CLS] and [SEP] among them; longer ones are truncated
-    )
+    # most tokens of a text, [CLS] and [SEP] among them; longer ones are truncated
+    passage_length: Length = 32
 
 
 class CaptionedData(ImageData):

@@ -1,7 +1,22 @@
 """InfoNCE: of all passages of a batch, which belongs to the query?"""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
+
+from transformer.config import Bounded, PositiveFloat
+
+
+@dataclass(frozen=True)
+class ContrastiveLossConfig(Bounded):
+    """The loss of each pair; see `info_nce`."""
+
+    temperature: PositiveFloat = 0.05  # scores are divided by it; of a learnt one the initial value
+    learnt_temperature: bool = False  # the temperature is a parameter
+    symmetric: bool = False  # also which query a passage answers, among those of the batch
+    # numbers of first dimensions that are trained as vectors of their own: (32, 64); (): only all of them
+    widths: tuple[int, ...] = ()
 
 
 def info_nce(
