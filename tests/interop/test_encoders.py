@@ -13,7 +13,7 @@ from tests.interop import parity
 from transformer.config import from_values
 from transformer.interop import FAMILIES
 from transformer.interop import tensor_rules as table
-from transformer.interop.families import bert, modernbert, vit
+from transformer.interop.families import bert, modernbert, roberta, vit
 from transformer.interop.hub_folder import family_for
 from transformer.interop.tensors import open_tensors, write_tensors
 from transformer.interop.transfer import load, outputs
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("in_root")
 LENGTHS, LENGTH = (12, 9, 4), 12
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 2}
 TEXT = SIZES | {"vocab_size": 263, "max_position_embeddings": 20}
+LONG = TEXT | {"max_position_embeddings": 500}
 MODERN = SIZES | {"vocab_size": 263, "max_position_embeddings": 40, "local_attention": 4, "pad_token_id": 0}
 MODERN |= {name: 1 for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")}
 ROPE = {"full_attention": {"rope_theta": 160.0}, "sliding_attention": {"rope_theta": 20.0}}
@@ -34,10 +35,13 @@ CLASSES = {"id2label": {0: "bad", 1: "good", 2: "neither"}, "label2id": {"bad": 
 CASES = {
     "BertForPreTraining": TEXT | {"type_vocab_size": 3},
     "BertForSequenceClassification": TEXT | CLASSES | {"hidden_act": "gelu_new"},
+    "BertForQuestionAnswering": LONG | {"type_vocab_size": 2},
     "RobertaForMaskedLM": TEXT | {"type_vocab_size": 1, "hidden_act": "relu"},
     "RobertaForSequenceClassification": TEXT | CLASSES | {"pad_token_id": 4},
+    "RobertaForQuestionAnswering": LONG | {"pad_token_id": 4},
     "XLMRobertaForMaskedLM": TEXT | {"type_vocab_size": 1, "pad_token_id": 1},
     "XLMRobertaForSequenceClassification": TEXT | CLASSES | {"pad_token_id": 1, "type_vocab_size": 1},
+    "XLMRobertaForQuestionAnswering": LONG | {"pad_token_id": 1},
     "ModernBertForMaskedLM": MODERN | {"num_hidden_layers": 5, "rope_parameters": ROPE},
     "ModernBertForSequenceClassification": MODERN
     | CLASSES
@@ -84,6 +88,8 @@ class Encoder(parity.Imported):
         if self.experiment == "classification":
             segments = inputs.pop("segments_bt")
             return (self.model.apply(variables, self.tokens, segments, 1, **inputs)[:, 0],)
+        if self.experiment == "span_extraction":
+            return (self.model.apply(variables, self.tokens, **inputs),)
         places = np.broadcast_to(np.arange(LENGTH), self.there.shape)
         logits, follows = self.model.apply(variables, self.tokens, places, **inputs)
         # Their first class is that the second text follows, ours the second.
@@ -106,6 +112,8 @@ class Encoder(parity.Imported):
             types = {"token_type_ids": torch.tensor(self.types)} if self.types.any() else {}
             tokens, there = torch.tensor(self.tokens), torch.tensor(self.there.astype(np.int64))
             found = theirs(tokens, attention_mask=there, **types)
+        if self.experiment == "span_extraction":
+            return self._flat([np.stack([found.start_logits.numpy(), found.end_logits.numpy()], axis=-1)])
         names = ("prediction_logits", "seq_relationship_logits", "logits")
         return self._flat([found[name].numpy() for name in names if name in found])
 
@@ -235,8 +243,8 @@ def test_old_names_of_tensors_and_duplicates_are_read(encoder, tmp_path):
         (bert.BERT, {"position_embedding_type": "relative"}, "position_embedding_type: 'relative'; only"),
         (bert.BERT, {"is_decoder": True}, "is_decoder: True; only False"),
         (bert.BERT, {"max_position_embeddings": "512"}, "max_position_embeddings: '512'; expected a whole"),
-        (bert.ROBERTA, {"max_position_embeddings": 2}, "max_position_embeddings: 2; expected a whole"),
-        (bert.ROBERTA, {"pad_token_id": -1}, "pad_token_id: -1; expected a whole number of at least 0"),
+        (roberta.ROBERTA, {"max_position_embeddings": 2}, "max_position_embeddings: 2; expected a whole"),
+        (roberta.ROBERTA, {"pad_token_id": -1}, "pad_token_id: -1; expected a whole number of at least 0"),
         (bert.BERT, {"embedding_size": 128}, "embedding_size: 128 has no meaning here for 'bert'"),
         (modernbert.MODERNBERT, {"layer_types": ["full_attention"]}, "layer_types: expected 22 of full"),
         (modernbert.MODERNBERT, {"norm_bias": True}, "norm_bias, mlp_bias, attention_bias: .True"),

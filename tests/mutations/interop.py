@@ -284,6 +284,16 @@ EDITS = {
             "relative_positions_are_read": ('    "position_embedding_type": "absolute",\n', ""),
         },
     ),
+    "transformer/interop/families/roberta.py": (
+        "tests/interop/test_encoders.py",
+        {
+            "spans_of_another": ('functools.partial(span, prefix="roberta")', "span"),
+            "positions_from_the_start": (
+                '    architecture="RobertaForQuestionAnswering",\n    read=functools.partial(read, offset=True)',
+                '    architecture="RobertaForQuestionAnswering",\n    read=read',
+            ),
+        },
+    ),
     "transformer/interop/families/modernbert.py": (
         "tests/interop/test_encoders.py",
         {

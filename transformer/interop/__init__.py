@@ -6,12 +6,7 @@ from transformer.interop.families.bert import (
     BERT_BARE,
     BERT_CLASSIFIER,
     BERT_PRETRAINING,
-    ROBERTA,
-    ROBERTA_BARE,
-    ROBERTA_CLASSIFIER,
-    XLM_ROBERTA,
-    XLM_ROBERTA_BARE,
-    XLM_ROBERTA_CLASSIFIER,
+    BERT_SPAN,
 )
 from transformer.interop.families.gemma import GEMMA2, GEMMA3
 from transformer.interop.families.gpt2 import GPT2
@@ -19,6 +14,16 @@ from transformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from transformer.interop.families.marian import MARIAN
 from transformer.interop.families.mixtral import MIXTRAL, QWEN3_MOE
 from transformer.interop.families.modernbert import MODERNBERT, MODERNBERT_BARE, MODERNBERT_CLASSIFIER
+from transformer.interop.families.roberta import (
+    ROBERTA,
+    ROBERTA_BARE,
+    ROBERTA_CLASSIFIER,
+    ROBERTA_SPAN,
+    XLM_ROBERTA,
+    XLM_ROBERTA_BARE,
+    XLM_ROBERTA_CLASSIFIER,
+    XLM_ROBERTA_SPAN,
+)
 from transformer.interop.families.smollm3 import SMOLLM3
 from transformer.interop.families.t5 import MT5, T5
 from transformer.interop.families.vit import VIT, VIT_BARE
@@ -36,9 +41,9 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "arcee": (ARCEE,),
     "gemma2": (GEMMA2,),
     "gemma3_text": (GEMMA3,),
-    "bert": (BERT, BERT_PRETRAINING, BERT_CLASSIFIER, BERT_BARE),
-    "roberta": (ROBERTA, ROBERTA_CLASSIFIER, ROBERTA_BARE),
-    "xlm-roberta": (XLM_ROBERTA, XLM_ROBERTA_CLASSIFIER, XLM_ROBERTA_BARE),
+    "bert": (BERT, BERT_PRETRAINING, BERT_CLASSIFIER, BERT_SPAN, BERT_BARE),
+    "roberta": (ROBERTA, ROBERTA_CLASSIFIER, ROBERTA_SPAN, ROBERTA_BARE),
+    "xlm-roberta": (XLM_ROBERTA, XLM_ROBERTA_CLASSIFIER, XLM_ROBERTA_SPAN, XLM_ROBERTA_BARE),
     "modernbert": (MODERNBERT, MODERNBERT_CLASSIFIER, MODERNBERT_BARE),
     "vit": (VIT, VIT_BARE),
     "t5": (T5,),

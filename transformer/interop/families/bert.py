@@ -1,6 +1,5 @@
-"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020), by their heads."""
+"""BERT (Devlin et al. 2019), by its heads."""
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -66,19 +65,10 @@ def classifier(model: Any) -> Iterator[Rule]:
     yield from linear("head/classes", "classifier")
 
 
-def roberta_masked(model: Any) -> Iterator[Rule]:
-    """RoBERTa with the head of masked language modelling."""
-    yield from encoder("roberta")
-    yield from linear("transform", "lm_head.dense")
-    yield from norm("transform_norm", "lm_head.layer_norm")
-    yield Rule("output_bias", "lm_head.bias", "v -> v")
-
-
-def roberta_classifier(model: Any) -> Iterator[Rule]:
-    """RoBERTa with a head for classes, in which the pooler is."""
-    yield from encoder("roberta")
-    yield from linear("pooler/dense", "classifier.dense")
-    yield from linear("head/classes", "classifier.out_proj")
+def span(model: Any, prefix: str = "bert") -> Iterator[Rule]:
+    """The encoder with the scores of the first and the last token of an answer."""
+    yield from encoder(prefix)
+    yield from linear("head/classes", "qa_outputs")
 
 
 def output_of(head: str) -> dict[str, str]:
@@ -186,7 +176,7 @@ def with_next(config: Any) -> dict[str, Any]:
     return {}
 
 
-_masked = functools.partial(
+masked_family = functools.partial(
     Family,
     experiment="masked_lm",
     fixed=FIXED,
@@ -197,7 +187,7 @@ _masked = functools.partial(
     data=lambda config: {"next_sentence": False},
     write_data=without_next,
 )
-_classifier = functools.partial(
+classifier_family = functools.partial(
     Family,
     experiment="classification",
     labelled=True,
@@ -209,6 +199,17 @@ _classifier = functools.partial(
     ignored=lambda model: (r".*position_ids",),
 )
 
+span_family = functools.partial(
+    Family,
+    experiment="span_extraction",
+    keys=SHARED,
+    fixed=FIXED,
+    assumed=ASSUMED,
+    silent=SILENT,
+    further=READ,
+    written=WRITTEN,
+)
+
 HEADS = ("transform", "transform_norm", "output_bias", "pooler", "next")
 """The parts of the two heads of pre-training."""
 
@@ -218,7 +219,7 @@ EMBEDS: dict[str, Any] = {"heads": HEADS, "alone": "contrastive", "write_data": 
 POOLED = ("pooling", "normalize")
 """Keys that are none of theirs: what follows the encoder in sentence-transformers."""
 
-BERT = _masked(
+BERT = masked_family(
     model_type="bert",
     architecture="BertForMaskedLM",
     keys=(*SHARED, HEAD),
@@ -231,7 +232,7 @@ BERT = _masked(
     ignored=lambda model: (r"bert\.pooler\..*", r"cls\.seq_relationship\..*", r".*position_ids"),
     copies=lambda model: output_of("cls.predictions"),
 )
-BERT_PRETRAINING = _masked(
+BERT_PRETRAINING = masked_family(
     model_type="bert",
     architecture="BertForPreTraining",
     keys=(*SHARED, HEAD),
@@ -245,7 +246,7 @@ BERT_PRETRAINING = _masked(
     ignored=lambda model: (r".*position_ids",),
     copies=lambda model: output_of("cls.predictions"),
 )
-BERT_CLASSIFIER = _classifier(
+BERT_CLASSIFIER = classifier_family(
     model_type="bert",
     architecture="BertForSequenceClassification",
     keys=SHARED,
@@ -255,7 +256,17 @@ BERT_CLASSIFIER = _classifier(
     prefix="bert.",
     renamed=RENAMED,
 )
-BERT_BARE = _masked(
+BERT_SPAN = span_family(
+    model_type="bert",
+    architecture="BertForQuestionAnswering",
+    read=read,
+    write=write,
+    rules=span,
+    prefix="bert.",
+    renamed=RENAMED,
+    ignored=lambda model: (r"bert\.pooler\..*", r".*position_ids"),
+)
+BERT_BARE = masked_family(
     model_type="bert",
     architecture="BertModel",
     keys=(*SHARED, HEAD),
@@ -268,43 +279,4 @@ BERT_BARE = _masked(
     renamed=RENAMED,
     data=lambda config: {"next_sentence": True},  # a run of it has a pooler
     ignored=lambda model: (r".*position_ids",),
-)
-ROBERTA = _masked(
-    model_type="roberta",
-    architecture="RobertaForMaskedLM",
-    keys=SHARED,
-    fixed=FIXED | {"head_activation": "gelu_exact"},  # whatever that of the feed-forwards is
-    read=functools.partial(read, offset=True),
-    write=functools.partial(write, offset=True),
-    rules=roberta_masked,
-    prefix="roberta.",
-    ignored=lambda model: (r"roberta\.pooler\..*", r".*position_ids"),
-    copies=lambda model: output_of("lm_head"),
-)
-ROBERTA_CLASSIFIER = _classifier(
-    model_type="roberta",
-    architecture="RobertaForSequenceClassification",
-    keys=SHARED,
-    read=functools.partial(classifier_read, offset=True),
-    write=functools.partial(classifier_write, offset=True),
-    rules=roberta_classifier,
-    prefix="roberta.",
-)
-ROBERTA_BARE = _masked(
-    model_type="roberta",
-    architecture="RobertaModel",
-    keys=SHARED,
-    fixed=FIXED | {"head_activation": "gelu_exact"},
-    read=functools.partial(read, offset=True),
-    write=functools.partial(write, offset=True),
-    written=(*WRITTEN, *POOLED),
-    rules=lambda model: encoder("roberta"),
-    **EMBEDS,
-    prefix="roberta.",
-    ignored=lambda model: (r"roberta\.pooler\..*", r".*position_ids"),
-)
-
-XLM_ROBERTA, XLM_ROBERTA_CLASSIFIER, XLM_ROBERTA_BARE = (
-    dataclasses.replace(family, model_type="xlm-roberta", architecture=f"XLM{family.architecture}")
-    for family in (ROBERTA, ROBERTA_CLASSIFIER, ROBERTA_BARE)
 )
