@@ -284,6 +284,14 @@ EDITS = {
             "relative_positions_are_read": ('    "position_embedding_type": "absolute",\n', ""),
         },
     ),
+    "transformer/interop/text_part.py": (
+        "tests/interop/test_text_part.py",
+        {
+            "newer_names_unknown": ('    (r"^model\\.language_model\\.", "model."),', "    "),
+            "head_beside_it_unknown": ('    (r"^lm_head\\.", "lm_head."),\n', ""),
+            "any_text_model": ('text.get("model_type") not in names', "False"),
+        },
+    ),
     "transformer/interop/families/roberta.py": (
         "tests/interop/test_encoders.py",
         {

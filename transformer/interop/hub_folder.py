@@ -20,6 +20,7 @@ from transformer.interop.json_files import as_list, read_object
 from transformer.interop.other_folders import explanation
 from transformer.interop.tensor_rules import Place, Rule, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
+from transformer.interop.text_part import text_config, text_tensors
 from transformer.interop.vocabulary import read_tokenizer
 
 CONFIG, PIXELS = "config.json", "preprocessor_config.json"
@@ -44,6 +45,8 @@ class HubFolder:
         if not (self.path / CONFIG).is_file():
             raise UserError(f"{self.path}: there is no {CONFIG}{explanation(self.path)}")
         self.config = read_object(self.path / CONFIG)
+        text = text_config(self.config, FAMILIES)
+        self._whole, self.config = (self.config.get("model_type"), text) if text else (None, self.config)
         kind = self.config.get("model_type")
         if not isinstance(kind, str) or kind not in FAMILIES:
             # Another architecture is not a misspelt name: nothing is suggested.
@@ -63,9 +66,11 @@ class HubFolder:
         """Remarks for its user: keys that are left out, and labels that are told apart by numbers."""
         names = {*self._names} if self.labels else set()
         numbers = [label for label in self.labels or () if label not in names]
+        texts = f"{CONFIG}: of {self._whole!r} the text model alone, {self.family.model_type!r}, is read"
         groups = {"ignored": map(shown_key, self.ignored), "classes of one name": map(repr, numbers)}
         lines = {label: brief(", ".join(names), 1000) for label, names in groups.items()}
-        return [f"{CONFIG}: {label}: {names}" for label, names in lines.items() if names]
+        named = [f"{CONFIG}: {label}: {names}" for label, names in lines.items() if names]
+        return [texts, *named] if self._whole else named
 
     def _family(self, heads: tuple[Family, ...]) -> Family:
         """The family of the class in "architectures", without it the first."""
@@ -148,6 +153,7 @@ class HubFolder:
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by their full names."""
         stored = open_tensors(self.path)
+        stored = text_tensors(stored) if self._whole else stored
         return {self._full(name, stored): tensor for name, tensor in stored.items()}
 
     def _renamed(self, name: str) -> str:
