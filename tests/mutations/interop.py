@@ -59,7 +59,7 @@ EDITS = {
             "further_tensors_left": ("        if stored:\n", "        if False:\n"),
         },
     ),
-    "transformer/interop/other_folders.py": (
+    "transformer/interop/folders/other_folders.py": (
         "tests/interop/test_peft.py::test_folders_of_other_programs_are_named",
         {"one_file_is_enough": ("if all(any(folder.glob", "if any(any(folder.glob")},
     ),
@@ -284,7 +284,7 @@ EDITS = {
             "relative_positions_are_read": ('    "position_embedding_type": "absolute",\n', ""),
         },
     ),
-    "transformer/interop/text_part.py": (
+    "transformer/interop/folders/text_part.py": (
         "tests/interop/test_text_part.py",
         {
             "newer_names_unknown": ('    (r"^model\\.language_model\\.", "model."),', "    "),

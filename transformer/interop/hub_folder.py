@@ -15,12 +15,12 @@ from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError, brief, suggest
 from transformer.interop import FAMILIES
 from transformer.interop.family import Family, shown_key, value_or, whole_number
+from transformer.interop.folders.other_folders import explanation
+from transformer.interop.folders.text_part import text_config, text_tensors
 from transformer.interop.generation_config import Generation
 from transformer.interop.json_files import as_list, read_object
-from transformer.interop.other_folders import explanation
 from transformer.interop.tensor_rules import Place, Rule, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
-from transformer.interop.text_part import text_config, text_tensors
 from transformer.interop.vocabulary import read_tokenizer
 
 CONFIG, PIXELS = "config.json", "preprocessor_config.json"
@@ -69,8 +69,8 @@ class HubFolder:
         texts = f"{CONFIG}: of {self._whole!r} the text model alone, {self.family.model_type!r}, is read"
         groups = {"ignored": map(shown_key, self.ignored), "classes of one name": map(repr, numbers)}
         lines = {label: brief(", ".join(names), 1000) for label, names in groups.items()}
-        named = [f"{CONFIG}: {label}: {names}" for label, names in lines.items() if names]
-        return [texts, *named] if self._whole else named
+        remarks = [f"{CONFIG}: {label}: {names}" for label, names in lines.items() if names]
+        return [texts, *remarks] if self._whole else remarks
 
     def _family(self, heads: tuple[Family, ...]) -> Family:
         """The family of the class in "architectures", without it the first."""

@@ -1,0 +1,1 @@
+"""What folders of models hold besides one model of a known family."""
