@@ -297,8 +297,8 @@ EDITS = {
         {
             "spans_of_another": ('functools.partial(span, prefix="roberta")', "span"),
             "positions_from_the_start": (
-                '    architecture="RobertaForQuestionAnswering",\n    read=functools.partial(read, offset=True)',
-                '    architecture="RobertaForQuestionAnswering",\n    read=read',
+                'ForQuestionAnswering",\n    read=functools.partial(read, offset=True)',
+                'ForQuestionAnswering",\n    read=read',
             ),
         },
     ),
