@@ -41,8 +41,8 @@ class Experiment(Objective, ABC):
     config: Any
     data: Any
     model: Any
+    # Whether terms of a row depend on all rows, so that `loss` gets the whole batch and divides its work.
     whole_batch = False
-    """Whether terms of a row depend on all rows, so that `loss` gets the whole batch and divides its work."""
     heads: tuple[str, ...] = ()
     """Names of parameters that `initialize_from` may leave newly initialised."""
     origin: Callable[[], Any] | None = None
@@ -57,8 +57,8 @@ class Experiment(Objective, ABC):
     weights: tuple[str, ...] = WEIGHTS
     """Names of the arrays of a batch that weigh its positions or rows, in which all terms are linear; a
     batch need not have all of them."""
+    # Whether `loss` is nats per token, so that its exponential is a perplexity.
     perplexity = False
-    """Whether `loss` is nats per token, so that its exponential is a perplexity."""
     _noted: frozenset[str] = frozenset()
 
     # What training asks.
@@ -177,8 +177,7 @@ class Experiment(Objective, ABC):
 
     # What commands ask of a trained model.
 
-    continues = False
-    """Whether an answer continues the text."""
+    continues = False  # whether an answer continues the text
     stepper: Callable[[Params], Any] | None = None
     """`stepper(params)` is the model behind the `Stepper` protocol of decoding, if it generates."""
     row: Callable[[str, str], Row] | None = None
@@ -187,10 +186,6 @@ class Experiment(Objective, ABC):
     states: Callable[[Params, str], tuple[list[tuple[int, int]], np.ndarray]] | None = None
     """`states(params, text)`: the character span (start, end) of each token of a text, truncated to the
     model's context, and the last layer's states (t, d)."""
-    image_config: Any = None
-    """The config of the model that reads images; None: none does."""
-    image_vectors: Callable[[Params, Any, str], jax.Array] | None = None
-    """`image_vectors(params, images, pooling)`: the vectors (b, d) of images (b, h, w, c), not normalised."""
     predictions: Callable[[Params, str], Iterator[str]] | None = None
     """`predictions(params, split)` yields the lines of a table of every example of a split."""
     is_language_model = False
@@ -250,8 +245,7 @@ class Experiment(Objective, ABC):
         """The last evaluation and a baseline, after training."""
         return []
 
-    example_mode = "predict"
-    """The command to try the trained model with."""
+    example_mode = "predict"  # the command to try the trained model with
 
     def example_flags(self) -> list[str]:
         """Flags of this command; []: none."""

@@ -293,12 +293,12 @@ class ImageText(Contrastive):
         return ImageEmbedder(c.image, c.model.width or c.model.d_model, pooling)
 
     @property
-    def image_config(self) -> VisionConfig:  # type: ignore[override]
-        """See `Experiment`."""
+    def image_config(self) -> VisionConfig:
+        """The config of the model that reads images."""
         return self.config.image
 
-    def image_vectors(self, params: Params, images_bhwc: Any, pooling: str) -> jax.Array:  # type: ignore[override]
-        """See `Experiment`."""
+    def image_vectors(self, params: Params, images_bhwc: Any, pooling: str) -> jax.Array:
+        """The vectors (b, d) of images by a pooling, not normalised."""
         return self._tower(pooling).apply({"params": params["image"]}, images_bhwc)
 
     @property

@@ -108,12 +108,12 @@ class Vision(LabelObjective):
         return self.model.apply({"params": params}, batch["images"], train, rngs={"dropout": rng})
 
     @property
-    def image_config(self) -> VisionConfig:  # type: ignore[override]
-        """See `Experiment`."""
+    def image_config(self) -> VisionConfig:
+        """The config of the model that reads images."""
         return self.config.model
 
-    def image_vectors(self, params: Params, images_bhwc: Any, pooling: str) -> jax.Array:  # type: ignore[override]
-        """See `Experiment`."""
+    def image_vectors(self, params: Params, images_bhwc: Any, pooling: str) -> jax.Array:
+        """The vectors (b, d) of images by a pooling, not normalised."""
         return VisionTransformer(self.config.model, 0, pooling).apply({"params": params}, images_bhwc)
 
     def converted(self, origin: Any) -> Any:

@@ -30,10 +30,9 @@ def summary(run: Run, folder: RunFolder) -> Iterator[str]:
     yield f"{folder.path} has {', '.join(sorted(entries - {folder.lock.name}))}"
     yield "Next, for example:"
     yield f"  {command(folder, '--mode=evaluate')}"
-    flags = "how to use it: --mode=" + experiment.example_mode
+    mode = f"--mode={experiment.example_mode}"
     yield from _or_why_not(
-        flags,
-        lambda: [f"  {command(folder, f'--mode={experiment.example_mode}', *experiment.example_flags())}"],
+        f"how to use it: {mode}", lambda: [f"  {command(folder, mode, *experiment.example_flags())}"]
     )
     steps = 2 * config.train.steps
     longer, note = command(folder, f"--config.train.steps={steps}"), rewarming(run, steps)

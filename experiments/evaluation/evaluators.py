@@ -93,20 +93,16 @@ class Positions:
         return {name: value for name, value in self._measure(params).items() if not math.isnan(value)}
 
 
-def _of_vectors(name: str) -> Callable[..., Evaluator]:
-    """An evaluator of vectors, imported when it is made: it reads models that few runs have."""
-    return lambda *arguments: pkgutil.resolve_name(f"experiments.evaluation.vector_scores:{name}")(*arguments)
-
-
-EVALUATORS: dict[str, Callable[..., Evaluator]] = {
+EVALUATORS: dict[str, str | Callable[..., Evaluator]] = {
     "compressors": Compressors,
     "positions": Positions,
     "induction": InductionScore,
     "choices": MultipleChoice,
-    "similarity": _of_vectors("Similarity"),
-    "zero_shot": _of_vectors("ZeroShot"),
+    "similarity": "experiments.evaluation.vector_scores:Similarity",
+    "zero_shot": "experiments.evaluation.vector_scores:ZeroShot",
 }
-"""Prefix of the logged results -> constructor, called with the experiment, `put` and the split."""
+"""Prefix of the logged results -> constructor, called with the experiment, `put` and the split; or its module
+and name, imported when it is asked for."""
 
 OF_A_FILE = ("choices", "similarity", "zero_shot")
 """Those that are called with a file too, `evaluate.also=choices:FILE`."""
@@ -129,4 +125,6 @@ def _named(experiment: Any, put: Put, split: str, entry: str) -> tuple[str, Eval
     if bool(file) != (name in OF_A_FILE):
         expected = f"{name}:FILE" if name in OF_A_FILE else f"{name} alone"
         raise UserError(f"evaluate.also: {entry!r}; expected {expected}")
-    return name, EVALUATORS[name](experiment, put, split, *([file] if file else []))
+    entry_point = EVALUATORS[name]
+    kind = pkgutil.resolve_name(entry_point) if isinstance(entry_point, str) else entry_point
+    return name, kind(experiment, put, split, *([file] if file else []))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from transformer.data.images.images import ImageData
 from transformer.decoding.generation import fill, pad
 from transformer.devices import on_host
 from transformer.errors import UserError
@@ -50,7 +51,7 @@ class Embedder:
         pooled, from 0, the embeddings (None: all of them, and the norm behind the last)."""
         self.experiment, c = experiment, experiment.config
         self.reads_text = experiment.data.special_tokens is not None or experiment.is_language_model
-        reads_images = experiment.image_config is not None
+        reads_images = isinstance(experiment.data, ImageData)
         if not (reads_images if images else reads_images or self.reads_text):
             raise UserError(f"a run of {c.experiment} has no vectors of {'images' if images else 'texts'}")
         self.images = images or not self.reads_text

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from experiments.evaluation.text_vectors import Embedder
+from transformer.data.images.images import ImageData
 from transformer.data.sources import open_source
 from transformer.devices import on_host
 from transformer.errors import UserError
@@ -166,7 +167,7 @@ class ZeroShot:
     def __init__(self, experiment: Any, put: Put, split: str, file: str) -> None:
         """The inputs are the same for every split."""
         self._embed = _embedder(experiment, "zero_shot")
-        pictured = experiment.image_config is not None
+        pictured = isinstance(experiment.data, ImageData)
         self._read = Embedder(experiment, images=True, normalize=True) if pictured else self._embed
         records = _records(experiment, "zero_shot", file, ("text",), "label")
         self._inputs, labels = zip(*records, strict=True)
