@@ -5,8 +5,8 @@
 Modules are divided, so that no function of validation is beside one of training; docstrings may be the same.
 
 Cost: 4 min of processor time, 11 min beside other processes (2 cores of an AMD EPYC, AVX2, 2026-11-29).
-Result: recall@10 52.4 % of the 757 validation queries in 801 functions; a bag of words has more. The test split
-and the bag of words beside it: docs/embeddings.md, "Measured".
+Result: recall@10 52.4 % of the 757 validation queries in 801 functions; a bag of words has more. The test
+split and the bag of words beside it: docs/study_notes.md, "Search for functions, and digits".
 """
 
 from ml_collections import ConfigDict
