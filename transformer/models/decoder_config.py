@@ -32,8 +32,8 @@ from transformer.layers.normalization import NORMS
 from transformer.layers.remat import REMAT
 from transformer.layers.stack import Stack
 from transformer.models import stack_builder
-from transformer.models.model_config import ModelConfig
 from transformer.models.stack_checks import CHECKS
+from transformer.models.state_keys import StateKeys, of_mixer
 
 OF_ALL_LAYERS = (
     *("d_model", "num_layers", "layers", "layer_kinds", "scan_layers", "skips", "remat", "dtype"),
@@ -43,12 +43,11 @@ OF_ALL_LAYERS = (
 )
 """Keys of a stack that `layer_kinds` may not override."""
 
-of_mixer = functools.partial(FieldOf, "mixer", MIXERS)
 of_position = functools.partial(FieldOf, "position", POSITIONS)
 
 
 @dataclass(frozen=True)
-class StackConfig(ModelConfig):
+class StackConfig(StateKeys):
     """The config of a stack of blocks."""
 
     checks: ClassVar = CHECKS
@@ -58,6 +57,7 @@ class StackConfig(ModelConfig):
     )
     harmless: ClassVar[tuple[str, ...]] = (
         *("num_kv_heads", "head_dim", "num_encoder_layers", "max_length", "vocab_multiple"),  # seen in shapes
+        *("value_dim", "num_key_heads", "conv_width"),
         *("capacity_factor", "base_layers", "depth_exponent"),  # of training
     )
     changing: ClassVar[tuple[str, ...]] = (  # attention to fewer tokens, and to longer texts
@@ -90,7 +90,7 @@ class StackConfig(ModelConfig):
     # pre-norm of attention; false behind a norm of the embeddings (ModernBERT)
     attention_norm: Annotated[bool, unless("norm", "none")] = True
     norm_epsilon: Annotated[PositiveFloat, unless("norm", "none")] = 1e-6  # epsilon added to the variance
-    mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: no weights; linear: no softmax
+    mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: no weights; others: recurrent
     latent_dim: Annotated[Nonnegative, of_mixer("latent_dim")] = 0  # MLA latent width; 0: 2 head_dim
     # factor of attention scores; 0: 1 / sqrt(head_dim); T5: 1
     attention_scale: Annotated[NonnegativeFloat, of_mixer("attention_scale")] = 0.0

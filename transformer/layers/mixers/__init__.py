@@ -3,7 +3,12 @@
 from transformer.layers.attention.attention import Attention, MultiHeadAttention
 from transformer.layers.attention.latent import LatentAttention
 from transformer.layers.mixers.base import Mixer
+from transformer.layers.mixers.delta import DeltaNet
+from transformer.layers.mixers.gated_delta import GatedDeltaNet
+from transformer.layers.mixers.gated_linear import GatedLinear
+from transformer.layers.mixers.kimi_delta import KimiDelta
 from transformer.layers.mixers.linear_attention import LinearAttention
+from transformer.layers.mixers.mamba2 import Mamba2
 from transformer.layers.mixers.plain import PlainAttention
 
 MIXERS: dict[str, type[Mixer]] = {
@@ -11,13 +16,23 @@ MIXERS: dict[str, type[Mixer]] = {
     "latent": LatentAttention,
     "plain": PlainAttention,
     "linear": LinearAttention,
+    "gated_linear": GatedLinear,
+    "mamba2": Mamba2,
+    "delta": DeltaNet,
+    "gated_delta": GatedDeltaNet,
+    "kimi_delta": KimiDelta,
 }
 
 __all__ = [
     "MIXERS",
     "Attention",
+    "DeltaNet",
+    "GatedDeltaNet",
+    "GatedLinear",
+    "KimiDelta",
     "LatentAttention",
     "LinearAttention",
+    "Mamba2",
     "Mixer",
     "MultiHeadAttention",
     "PlainAttention",

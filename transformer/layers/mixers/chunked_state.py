@@ -1,0 +1,145 @@
+"""A recurrence whose state is a matrix, with decay and removal, computed in chunks of tokens."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+CHUNK = 64
+"""Tokens between two states that are computed; within a chunk all tokens are computed at once."""
+
+BLOCK = 16
+"""Tokens of a chunk whose decays by channel are computed for each pair."""
+
+
+class Tokens(NamedTuple):
+    """What the recurrence reads of tokens: arrays (b, t, h, k) or (b, t, h, v) of any type.
+
+    `log_decay` is at most 0, and has one channel (b, t, h, 1) or k. Without `erase` nothing is removed;
+    without `remove` it is removed at the keys.
+    """
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    log_decay: jax.Array
+    erase: jax.Array | None = None
+    remove: jax.Array | None = None
+
+
+def advance(state_bhkv: jax.Array, tokens: Tokens, positions_bt: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The state after t more tokens, and their outputs o (b, t, h, v), both in float32:
+
+    D_t = Diag(exp(log_decay_t)) S_(t-1), u_t = D_t^T erase_t,
+    S_t = D_t + key_t value_t^T - remove_t u_t^T, o_t = S_t^T query_t.
+
+    With remove = key the last two terms of S_t are key_t (value_t - u_t)^T, the delta rule. A position of 0
+    sets S_(t-1) to 0. Time and memory are linear in t. Decays are sums of logarithms of at most 0, so that no
+    product of them is divided by another.
+    Source: the WY form of products of I - b k k^T in chunks of Yang et al. 2024 ("Parallelizing linear
+    Transformers with the delta rule over sequence length"), section 3.2; with decays Yang et al. 2025 ("Gated
+    Delta Networks"), section 3.3; by channel in two levels, Yang et al. 2024 ("Gated linear attention
+    Transformers with hardware-efficient training"), section 4.3.
+    """
+    t, chunk = positions_bt.shape[1], min(CHUNK, positions_bt.shape[1])
+    count = -(-t // chunk)
+
+    def chunks(x: jax.Array) -> jax.Array:
+        # Padding with zeros decays, adds and removes nothing.
+        x = jnp.pad(x, ((0, 0), (0, count * chunk - t)) + ((0, 0),) * (x.ndim - 2))
+        return x.reshape(x.shape[0], count, chunk, *x.shape[2:])
+
+    tokens = jax.tree.map(lambda x: chunks(x.astype(jnp.float32)), tokens)
+    document_bnt = jnp.cumsum(chunks(positions_bt == 0), axis=2)  # 0: that of the state
+    of_heads = jax.vmap(_chunk, (1, None))
+    # The backward pass stores what chunks read, and not the pairs of their tokens.
+    chunks_bnh = jax.checkpoint(jax.vmap(jax.vmap(of_heads)))(tokens, document_bnt)
+    state_bhkv, out_nbhtv = jax.lax.scan(
+        _pass_chunk, state_bhkv, jax.tree.map(lambda x: x.swapaxes(0, 1), chunks_bnh)
+    )
+    out_bnthv = out_nbhtv.transpose(1, 0, 3, 2, 4)
+    return state_bhkv, out_bnthv.reshape(len(positions_bt), -1, *out_bnthv.shape[3:])[:, :t]
+
+
+class _Chunk(NamedTuple):
+    """A chunk of t tokens of a head as linear functions of the state S before it: with new = value - weight S
+
+    the outputs are query S + pairs new, and the state behind it is decay S + key^T new."""
+
+    query: jax.Array  # (t, k)
+    pairs: jax.Array  # (t, s)
+    key: jax.Array  # (s, k)
+    value: jax.Array  # (s, v)
+    weight: jax.Array | None  # (s, k)
+    decay: jax.Array  # (k, 1) or (1, 1)
+
+
+def _pass_chunk(state_bhkv: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
+    new_bhsv = chunk.value if chunk.weight is None else chunk.value - chunk.weight @ state_bhkv
+    out_bhtv = chunk.query @ state_bhkv + chunk.pairs @ new_bhsv
+    return chunk.decay * state_bhkv + chunk.key.swapaxes(-1, -2) @ new_bhsv, out_bhtv
+
+
+def _chunk(tokens: Tokens, document_t: jax.Array) -> _Chunk:
+    """A chunk of one head, from tokens (t, k); `document_t` is 0 for those of the state's document."""
+    q_tk, k_tk, value_sv, log_decay_tk, erase_tk, remove_tk = tokens
+    same_ts = document_t[:, None] == document_t
+    since_tk = jnp.exp(jnp.cumsum(log_decay_tk, axis=0)) * (document_t == 0)[:, None]
+    until_tk = jnp.exp(_after(log_decay_tk)) * (document_t == document_t[-1])[:, None]
+
+    def pairs(x_tk: jax.Array, y_sk: jax.Array) -> jax.Array:
+        return jnp.where(same_ts, _decayed_products(x_tk, y_sk, log_decay_tk), 0.0)
+
+    keys, weight_sk = [k_tk], None
+    if erase_tk is not None:
+        triangle_ts = pairs(erase_tk, k_tk if remove_tk is None else remove_tk)
+        old_tv = value_sv if remove_tk is None else jnp.tril(pairs(erase_tk, k_tk), -1) @ value_sv
+        solved = _solve(triangle_ts, jnp.concatenate([old_tv, erase_tk * since_tk], axis=1))
+        u_tv, weight_sk = jnp.split(solved, [old_tv.shape[1]], axis=1)
+        if remove_tk is None:
+            value_sv = u_tv
+        else:  # two keys for each token: one adds its value, and one takes away what is erased
+            keys, value_sv = [k_tk, remove_tk], jnp.concatenate([value_sv, -u_tv])
+            weight_sk = jnp.concatenate([jnp.zeros_like(weight_sk), weight_sk])
+    pairs_ts = jnp.concatenate([pairs(q_tk, key_sk) for key_sk in keys], axis=1)
+    key_sk = jnp.concatenate([key_sk * until_tk for key_sk in keys])
+    return _Chunk(q_tk * since_tk, pairs_ts, key_sk, value_sv, weight_sk, since_tk[-1][:, None])
+
+
+def _solve(triangle_ts: jax.Array, right_tk: jax.Array) -> jax.Array:
+    """X with (I + the part of the matrix below its diagonal) X = the right side."""
+    if len(triangle_ts) == 1:
+        return right_tk
+    solve = jax.scipy.linalg.solve_triangular
+    return solve(triangle_ts, right_tk, lower=True, unit_diagonal=True)
+
+
+def _decayed_products(x_tk: jax.Array, y_sk: jax.Array, log_decay_tk: jax.Array) -> jax.Array:
+    """(t, s): sum_k x_tk y_sk exp(the sum of log_decay_uk over s < u <= t) where s <= t; elsewhere 0."""
+    if log_decay_tk.shape[1] == 1:
+        return (x_tk @ y_sk.T) * jnp.exp(_sums(log_decay_tk)[..., 0])
+    t, k = x_tk.shape
+    block = BLOCK if t % BLOCK == 0 else t
+    x_imk, y_jmk, log_decay_imk = (a.reshape(-1, block, k) for a in (x_tk, y_sk, log_decay_tk))
+    since_imk = jnp.cumsum(log_decay_imk, axis=1)
+    within_immk = since_imk[:, :, None] - since_imk[:, None]
+    within_immk = jnp.exp(jnp.where(jnp.tri(block, dtype=bool)[..., None], within_immk, -jnp.inf))
+    own_imm = jnp.sum(x_imk[:, :, None] * y_jmk[:, None] * within_immk, axis=-1)
+    # From s to the end of its block, over whole blocks, and from the beginning of its block to t.
+    between_ijk = jnp.pad(_sums(since_imk[:, -1])[:-1], ((1, 0), (0, 0), (0, 0)), constant_values=-jnp.inf)
+    until_ijmk = jnp.exp(between_ijk[:, :, None] + jax.vmap(_after)(log_decay_imk))
+    earlier_imjn = jnp.einsum("imk,ijnk->imjn", x_imk * jnp.exp(since_imk), y_jmk * until_ijmk)
+    blocks = jnp.arange(len(x_imk))
+    return earlier_imjn.at[blocks, :, blocks].add(own_imm).reshape(t, t)
+
+
+def _sums(x_tk: jax.Array) -> jax.Array:
+    """(t, s, k): the sum of x_uk over s < u <= t, added up from s on; -inf where s > t."""
+    t = len(x_tk)
+    sums_tsk = jnp.cumsum(jnp.where(jnp.tri(t, k=-1, dtype=bool)[..., None], x_tk[:, None], 0.0), axis=0)
+    return jnp.where(jnp.tri(t, dtype=bool)[..., None], sums_tsk, -jnp.inf)
+
+
+def _after(x_tk: jax.Array) -> jax.Array:
+    """(t, k): the sum of x_uk over u > t."""
+    return jax.lax.cumsum(jnp.pad(x_tk[1:], ((0, 1), (0, 0))), axis=0, reverse=True)
