@@ -121,7 +121,7 @@ def test_impossible_flags_are_named(tmp_path, capsys, flags, said):
 def test_the_rest_of_a_model_grows_with_its_width():
     model = json.loads(json.dumps(read_config("configs/lm.py")["model"])) | {"d_model": 64, "d_ff": 256}
     assert {**widened(model, 256), "layer_kinds": None} == {
-        **{"d_model": 256, "d_ff": 1024, "latent_dim": 0, "head_dim": 0, "layer_kinds": None}
+        **{"d_model": 256, "d_ff": 1024, "latent_dim": 0, "head_dim": 0, "value_dim": 0, "layer_kinds": None}
     }
     more = model | {"head_dim": 16, "num_kv_heads": 2, "layer_kinds": {"a": {"d_ff": 128, "norm": "layer"}}}
     found = widened(more, 128)

@@ -47,7 +47,9 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"model.position": "rope", "model.position_fraction": 0.5},
     *({"model.pattern": each, "model.pattern_size": 8}
       for each in ("window", "strided", "fixed", "global", "blocks")),
-    *({"model.mixer": each} for each in ("latent", "plain", "linear")),
+    *({"model.mixer": each} for each in ("latent", "plain", "linear", "mamba2", "kimi_delta", "rwkv7")),
+    {"model.layers": ["delta", "full"],
+     "model.layer_kinds": {"delta": {"mixer": "gated_delta"}, "full": {"position": "none"}}},
     *({"model.kernel": each} for each in ("blockwise", "reference", "unrolled")),
     *({"model.remat": each} for each in ("full", "dots", "attention", "dots_no_batch")),
     *({"model.norm": each} for each in ("layer", "none", "rms_offset")),

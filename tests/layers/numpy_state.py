@@ -1,5 +1,5 @@
-"""What mixers with a matrix as state compute, token by token in float64: from the equations of their papers, and with
-other operations than theirs."""
+"""What mixers with a matrix as state compute, token by token in float64: from the equations of their papers,
+and with other operations than theirs."""
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +95,35 @@ TOKENS = {
 """Name of a mixer -> what its recurrence reads, and what is done with its outputs."""
 
 
+def rwkv7(p, x_td, positions_t, first_thv):
+    """Section 4 of the paper, whose state (v, k) is that of ours transposed; `first` are the first layer's
+    values."""
+    before_td = jnp.stack([x_td[t - 1] if at else 0 * x_td[t] for t, at in enumerate(positions_t)])
+    mixes = dict(zip(("query", "key", "value", "decay", "rate", "gate"), p["mix"], strict=True))
+    x = {name: x_td + (before_td - x_td) * mix for name, mix in mixes.items()}
+    r, k, v = (linear(p, name, x[name]) for name in ("query", "key", "value"))
+    v = v + (first_thv - v) * sigmoid(low_rank(p, "first_value", x["value"]) + p["first_value_bias"])
+    hidden = jnp.tanh(linear(p, "decay_down", x["decay"]))
+    w = jnp.exp(-np.exp(-0.5) * sigmoid(linear(p, "decay", hidden) + p["decay_bias"]))
+    a = sigmoid(low_rank(p, "rate", x["rate"]) + p["rate_bias"])
+    c, k = unit(k * p["removal_key"]), k * (1 + (a - 1) * p["replacement"])
+
+    def step(state_hvk, inputs):
+        r, w, k, v, a, c, position = inputs
+        state_hvk = jnp.where(position == 0, 0.0, state_hvk)
+        transition_hkk = jnp.eye(w.shape[-1]) * w[..., None] - c[..., :, None] * (a * c)[..., None, :]
+        state_hvk = state_hvk @ transition_hkk + v[..., :, None] * k[..., None, :]
+        return state_hvk, jnp.sum(state_hvk * r[..., None, :], axis=-1)
+
+    inputs = r, w, k, v, a, c, jnp.asarray(positions_t)
+    state_hvk, out = jax.lax.scan(step, jnp.zeros((*v.shape[1:], k.shape[-1])), inputs)
+    centred = out - out.mean(-1, keepdims=True)
+    out = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * p["norm_scale"] + p["norm_bias"]
+    out = out + jnp.sum(r * p["bonus"] * k, axis=-1, keepdims=True) * v
+    gate = linear(p, "gate", sigmoid(linear(p, "gate_down", x["gate"])))
+    return out * gate, state_hvk.swapaxes(-1, -2)
+
+
 def recurrence(tokens, positions_t, state_hkv):
     """The outputs (t, h, v), and the last state: the transition is a matrix, multiplied with the state."""
 
@@ -113,11 +142,16 @@ def recurrence(tokens, positions_t, state_hkv):
     return out_thv, state_hkv
 
 
-def mixed(name, mixer, params, x_td, positions_t):
+def mixed(name, mixer, params, x_td, positions_t, first_thv):
     """y (t, d) of one row, and the state after it."""
-    read, finish = TOKENS[name]
-    q, k, v = (stream(params, each, x_td, positions_t) for each in ("query", "key", "value"))
-    q, k = (jnp.repeat(each, v.shape[1] // each.shape[1], axis=1) for each in (q, k))
-    tokens = read(params, mixer, x_td, q, k, v)
-    out, state = recurrence(tokens, positions_t, jnp.zeros((*q.shape[1:], v.shape[-1])))
-    return jnp.einsum("thv,hvd->td", finish(params, out, x_td, v), params["output"]["kernel"]), state
+    if name == "rwkv7":
+        out, state = rwkv7(params, x_td, positions_t, first_thv)
+    else:
+        read, finish = TOKENS[name]
+        q, k, v = (stream(params, part, x_td, positions_t) for part in ("query", "key", "value"))
+        q, k = (jnp.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
+        tokens = read(params, mixer, x_td, q, k, v)
+        out, state = recurrence(tokens, positions_t, jnp.zeros((*q.shape[1:], v.shape[-1])))
+        out = finish(params, out, x_td, v)
+    y = jnp.einsum("thv,hvd->td", out, params["output"]["kernel"])
+    return y + params["output"].get("bias", 0.0), state

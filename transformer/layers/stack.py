@@ -18,15 +18,12 @@ from flax import linen as nn
 from transformer.errors import UserError
 from transformer.layers.attention.masks import Mask
 from transformer.layers.block import Block
-from transformer.layers.mixers import Mixer
+from transformer.layers.mixers.base import SHARED, Mixer
 from transformer.layers.remat import rematerialised
 from transformer.layers.variants.scanned import scanned
 
 COLLECTIONS = ("intermediates", "terms")
 """Collections that blocks may sow into: intermediates for inspection, and `Sum`s for the loss."""
-
-SHARED = "shared"
-"""The collection that layers hand on: what a module of a layer puts there, that of the next layer can get."""
 
 Transform = Callable[[Callable, Any, Any, Any], Any]
 """A flax method interceptor (see `nn.intercept_methods`) that changes what modules of a block compute."""

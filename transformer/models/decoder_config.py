@@ -32,8 +32,8 @@ from transformer.layers.normalization import NORMS
 from transformer.layers.remat import REMAT
 from transformer.layers.stack import Stack
 from transformer.models import stack_builder
+from transformer.models.model_config import StateKeys, of_mixer
 from transformer.models.stack_checks import CHECKS
-from transformer.models.state_keys import StateKeys, of_mixer
 
 OF_ALL_LAYERS = (
     *("d_model", "num_layers", "layers", "layer_kinds", "scan_layers", "skips", "remat", "dtype"),

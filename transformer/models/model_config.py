@@ -1,11 +1,15 @@
-"""The keys of a model's config that make another function of the same parameters."""
+"""The keys of a model's config that make another function of the same parameters, and those of a mixer's
+state."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from transformer.config import Bounded, idle_keys, to_values
+from transformer.conditions import FieldOf
+from transformer.config import Bounded, Nonnegative, idle_keys, to_values
+from transformer.layers.mixers import MIXERS
 
 
 @dataclass(frozen=True)
@@ -71,3 +75,20 @@ class ModelConfig(Bounded):
         `own` ones are left out."""
         without = {*self.own, *(key for key, *_ in idle_keys(self))}
         return {key: value for key, value in to_values(self).items() if key not in without}
+
+
+of_mixer = functools.partial(FieldOf, "mixer", MIXERS)
+
+
+@dataclass(frozen=True)
+class StateKeys(ModelConfig):
+    """Keys that only recurrent mixers have."""
+
+    # width of a head's values; 0: head_dim
+    value_dim: Annotated[Nonnegative, of_mixer("value_dim")] = 0
+    # heads of queries and keys, each for a group of heads; 0: as many as num_heads, mamba2: 1
+    num_key_heads: Annotated[Nonnegative, of_mixer("num_key_heads")] = 0
+    # taps of the convolutions of queries, keys and values; 1: none; 0: 4, gated_linear: none
+    conv_width: Annotated[Nonnegative, of_mixer("conv_width")] = 0
+    # delta rules: eigenvalues of transitions in (-1, 1), not (0, 1)
+    negative_eigenvalues: Annotated[bool, of_mixer("negative_eigenvalues")] = False

@@ -10,6 +10,7 @@ from transformer.layers.mixers.kimi_delta import KimiDelta
 from transformer.layers.mixers.linear_attention import LinearAttention
 from transformer.layers.mixers.mamba2 import Mamba2
 from transformer.layers.mixers.plain import PlainAttention
+from transformer.layers.mixers.rwkv7 import RWKV7
 
 MIXERS: dict[str, type[Mixer]] = {
     "multi_head": MultiHeadAttention,
@@ -21,10 +22,12 @@ MIXERS: dict[str, type[Mixer]] = {
     "delta": DeltaNet,
     "gated_delta": GatedDeltaNet,
     "kimi_delta": KimiDelta,
+    "rwkv7": RWKV7,
 }
 
 __all__ = [
     "MIXERS",
+    "RWKV7",
     "Attention",
     "DeltaNet",
     "GatedDeltaNet",

@@ -8,6 +8,9 @@ from flax import linen as nn
 
 from transformer.layers.attention.masks import Mask
 
+SHARED = "shared"
+"""The collection that layers hand on: what a module of a layer puts there, that of the next layer can get."""
+
 
 class Mixer(nn.Module):
     """Attention of any kind, or a recurrence: (b, t, d) -> (b, t, d).

@@ -4,14 +4,16 @@ import jax
 import jax.numpy as jnp
 
 from transformer.layers.mixers.chunked_state import Tokens
-from transformer.layers.mixers.state_mixer import StateMixer, unit
+from transformer.layers.mixers.convolved_state import ConvolvedState
+from transformer.layers.mixers.state_mixer import unit
 
 
-class DeltaNet(StateMixer, kw_only=True):  # type: ignore[call-arg]
+class DeltaNet(ConvolvedState, kw_only=True):  # type: ignore[call-arg]
     """S_t = (I - b_t k_t k_t^T) S_(t-1) + b_t k_t v_t^T, y_t = W^O RMSNorm(S_t^T q_t / sqrt(k)) in each head,
 
-    with b = sigmoid(W^B x), queries and keys divided by their length, and convolutions of `StateMixer`. With
-    `negative_eigenvalues` b is twice as large, so that the eigenvalue 1 - b of a transition is in (-1, 1).
+    with b = sigmoid(W^B x), queries and keys divided by their length, and convolutions of `ConvolvedState`.
+    With `negative_eigenvalues` b is twice as large, so that the eigenvalue 1 - b of a transition is in (-1,
+    1).
     Source: Schlag et al. 2021, "Linear Transformers are secretly fast weight programmers", section 4.2; this
     layer Yang et al. 2024, "Parallelizing linear Transformers with the delta rule over sequence length",
     sections 2.2 and 3.3; b in (0, 2) Grazzi et al. 2025, "Unlocking state-tracking in linear RNNs through

@@ -6,7 +6,7 @@ import jax
 from flax import linen as nn
 
 from transformer.layers.mixers.chunked_state import Tokens
-from transformer.layers.mixers.state_mixer import StateMixer
+from transformer.layers.mixers.convolved_state import ConvolvedState
 
 RANK = 16
 """That of the matrix from which decays are computed."""
@@ -15,7 +15,7 @@ TEMPERATURE = 16.0
 """The root of sigmoids that decays are, so that they begin near 1."""
 
 
-class GatedLinear(StateMixer, kw_only=True):  # type: ignore[call-arg]
+class GatedLinear(ConvolvedState, kw_only=True):  # type: ignore[call-arg]
     """S_t = Diag(a_t) S_(t-1) + k_t v_t^T, y_t = W^O (RMSNorm(S_t^T q_t / sqrt(k)) SiLU(W^G x_t)),
 
     in each head, with a = sigmoid(W^A x + c)^(1 / 16) of k channels, W^A of rank 16, and no convolutions.

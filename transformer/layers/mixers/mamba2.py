@@ -6,11 +6,10 @@ import jax
 from flax import linen as nn
 
 from transformer.layers.mixers.chunked_state import Tokens
-from transformer.layers.mixers.state_mixer import StateMixer
-from transformer.layers.normalization import RMSNorm
+from transformer.layers.mixers.convolved_state import ConvolvedState
 
 
-class Mamba2(StateMixer, kw_only=True):  # type: ignore[call-arg]
+class Mamba2(ConvolvedState, kw_only=True):  # type: ignore[call-arg]
     """S_t = a_t S_(t-1) + k_t (s_t v_t)^T, y_t = W^O RMSNorm((S_t^T q_t + D v_t) SiLU(W^G x_t)),
 
     with steps s = softplus(W^A x + c), a = exp(-A s) and a learned D for each head, one key head for all, and
@@ -30,11 +29,9 @@ class Mamba2(StateMixer, kw_only=True):  # type: ignore[call-arg]
     def finish(self, out_bthv: jax.Array, x_btd: jax.Array, v_bthv: jax.Array) -> jax.Array:
         """A gate, then a norm."""
         skip_h = self.vector("skip", nn.initializers.ones, (self.num_heads,), ("heads",))
-        out_bthv = (out_bthv + skip_h[:, None] * v_bthv) * jax.nn.silu(
-            self.projected("gate", x_btd, self.value_width)
-        )
-        flat = out_bthv.reshape(*out_bthv.shape[:2], -1)
-        return RMSNorm(self.norm_epsilon, name="output_norm")(flat).reshape(out_bthv.shape)
+        gate_bthv = self.projected("gate", x_btd, self.value_width)
+        out_bthv = (out_bthv + skip_h[:, None] * v_bthv) * jax.nn.silu(gate_bthv)
+        return self.output_norm(out_bthv.reshape(*out_bthv.shape[:2], -1)).reshape(out_bthv.shape)
 
     @property
     def key_heads(self) -> int:

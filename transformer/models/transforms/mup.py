@@ -106,7 +106,9 @@ def widened(model: Mapping[str, Any], width: int) -> dict[str, Any]:
     """
     ratio, more_heads = width / model["d_model"], bool(model["head_dim"]) and not model["base_head_dim"]
     growing = {"d_model", "d_ff", "latent_dim", "num_heads" if more_heads else "head_dim"}
-    growing |= {"num_kv_heads"} if more_heads and model["num_kv_heads"] > 1 else set()
+    shared = ("num_kv_heads", "num_key_heads")
+    growing |= {key for key in shared if more_heads and model[key] > 1}
+    growing |= set() if more_heads else {"value_dim"}
 
     def grown(keys: Mapping[str, Any]) -> dict[str, Any]:
         factors = {}
