@@ -15,6 +15,7 @@ EXPERIMENTS: dict[str, str | type] = {
     "dpo": "experiments.dpo:PreferenceOptimization",
     "word_embedding": "experiments.word_embedding:WordEmbedding",
     "masked_lm": "experiments.masked_lm:MaskedLanguageModeling",
+    "diffusion_lm": "experiments.denoising.diffusion_lm:DiffusionLanguageModeling",
     "classification": "experiments.classification:Classification",
     "span_extraction": "experiments.span_extraction:SpanExtraction",
     "contrastive": "experiments.contrastive:Contrastive",

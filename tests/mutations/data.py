@@ -221,6 +221,16 @@ EDITS = {
             "contents_of_the_last": ('f"sources[{number}]" if', '"sources" if'),
         },
     ),
+    "transformer/data/encoders/noised_text.py": (
+        "tests/experiments/test_diffusion_lm.py",
+        {
+            "weights_of_masked_tokens": ("(masked_bt / share_b1)", "masked_bt"),
+            "shares_by_chance_alone": ("places * GOLDEN", "places * 0.0"),
+            "what_does_not_count_is_masked": ("< share_b1) & counted_bt", "< share_b1)"),
+            "starts_are_read": ('batch["segments"] * counted_bt', 'batch["segments"]'),
+            "masks_of_every_row_alike": ("default_rng([self.seed, place])", "default_rng(self.seed)"),
+        },
+    ),
     "transformer/data/encoders/masking.py": (
         "tests/data/encoders/test_masked_text.py",
         {

@@ -1,6 +1,20 @@
 """Mutations of `transformer/decoding`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/decoding/denoising.py": (
+        "tests/experiments/test_diffusion_lm.py",
+        {
+            "others_are_filled_in": ("masked_bt & (rank_bt < count_b1)", "rank_bt < count_b1"),
+            "masks_stay": ("(steps - number)\n", "steps\n"),
+            "least_sure_first": ("-worth_bt, jnp.inf", "worth_bt, jnp.inf"),
+            "noise_of_another_temperature": ("logits_btv / temperature + noise", "logits_btv + noise"),
+            "rows_share_their_noise": (
+                "fold_in(jax.random.fold_in(rng, number), name))(rngs_b)",
+                "fold_in(jax.random.fold_in(rngs_b[0], number), name))(rngs_b)",
+            ),
+            "from_the_right": ("-jnp.broadcast_to(jnp.arange", "jnp.broadcast_to(jnp.arange"),
+        },
+    ),
     "transformer/decoding/suppressed.py": (
         "tests/decoding/test_suppressed.py",
         {

@@ -1,14 +1,16 @@
-"""An encoder with heads for masked language modelling and next-sentence prediction (BERT)."""
+"""Encoders that predict masked tokens: with the heads of BERT, and without a head, of masked diffusion."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.config import Positive
 from transformer.layers.embedding import Part, mask_padding, output_bias, whole
 from transformer.models.classifier import ClassifierHead, Pooler, pool
-from transformer.models.encoder import HeadConfig, TextEncoder
+from transformer.models.encoder import EncoderConfig, HeadConfig, TextEncoder
 
 
 class MaskedLanguageModel(nn.Module):
@@ -58,3 +60,18 @@ class MaskedLanguageModel(nn.Module):
     def next_sentence_logits(self, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Array:
         """(b, t, d) -> float32 next-sentence logits (b, k, 2) of each pair of texts."""
         return self.next(self.pooler(pool("cls", x_btd, segments_bt, k)))
+
+
+@dataclass(frozen=True)
+class DenoiserConfig(EncoderConfig):
+    """The config of a denoiser."""
+
+    num_token_types: Positive = 1  # token type embeddings, which a text alone does not use; 1: none
+
+
+class Denoiser(TextEncoder):
+    """p(x_t | a text with masks) = softmax(TextEncoder(text)_t E^T), with the tied embedding E."""
+
+    def unembed(self, x_btd: jax.Array, part: Part = whole) -> jax.Array:
+        """(..., d) -> float32 logits (..., v)."""
+        return self.attend(x_btd, part)

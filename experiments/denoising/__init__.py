@@ -1,0 +1,1 @@
+"""Objectives that restore damaged text."""
