@@ -188,16 +188,15 @@ class Experiment(Objective, ABC):
     model's context, and the last layer's states (t, d)."""
     predictions: Callable[[Params, str], Iterator[str]] | None = None
     """`predictions(params, split)` yields the lines of a table of every example of a split."""
+    # Whether one decoder reads prompt and answer as one text, of which either may be any text.
     is_language_model = False
-    """Whether one decoder reads prompt and answer as one text, of which either may be any text."""
 
     @property
     def ends(self) -> tuple[int, ...]:
         """The tokens that end a generated text; (): only the tokenizer's end token."""
         return ()
 
-    decoding = ""
-    """The config group by which texts are written, `sample` or `generate`; "": none are."""
+    decoding = ""  # the config group by which texts are written, `sample` or `generate`; "": none are
 
     def reduced(self, params: Params) -> Params:
         """The parameters as texts are decoded with them, in the type that the config says."""
