@@ -12,6 +12,7 @@ from experiments.contrastive import Contrastive, ImageText
 from experiments.evaluation.vector_scores import Retrieval, Similarity, ZeroShot
 from transformer.errors import UserError
 from transformer.evaluation.ranking import ndcg_at, rank_relevant, recall_at, spearman
+from transformer.training.losses.info_nce import info_nce
 from transformer.training.run import Run
 from workdir import embed, opening
 
@@ -271,3 +272,19 @@ def test_captions_are_texts_of_their_own(tmp_path):
     ]
     assert all(text in map(str, range(10)) for text in decoded)
     assert batch["passage_ids"][2, 0] == batch["query_ids"][2] == -1 and batch["passage_lengths"][2, 0] == 0
+
+
+def test_widths_are_first_dimensions_of_length_1(tmp_path, pairs):
+    """The loss is the mean over the widths and all dimensions, of vectors that are normalised again."""
+    run, params = made(TEXT, tmp_path, pairs)
+    experiment, batch = run.experiment, run.experiment.loader("train").batch_at(0)
+    terms = jax.jit(lambda: experiment.loss(params, batch, jax.random.key(0), False))()
+    queries, passages = jax.jit(lambda: experiment.read(params, batch, jax.random.key(0)))()
+    losses = []
+    for width in (8, 16, 32):
+        parts = [np.asarray(x)[..., :width] for x in (queries, passages)]
+        parts = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in parts]
+        ids = batch["query_ids"], batch["passage_ids"]
+        losses.append(float(info_nce(*parts, *ids, experiment.scale(params), True)[0].mean()))
+        assert float(terms[f"loss_of_{width}"].mean) == pytest.approx(losses[-1], rel=1e-4)
+    assert float(terms["loss"].mean) == pytest.approx(np.mean(losses), rel=1e-4)
