@@ -1,6 +1,19 @@
 """Mutations of `transformer/data/sources`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/data/sources/derived/span_corruption.py": (
+        "tests/data/sources/test_spans.py",
+        {
+            "one_span": ("round(out / self.span), 1), out, count - out)", "1, 1), out, count - out)"),
+            "spans_of_nothing": ("replace=False)) + 1", "replace=False))"),
+            "all_records_alike": ("default_rng([self._seed, index])", "default_rng(self._seed)"),
+            "one_denoiser": ("index % len(self._denoisers)", "0"),
+            "words_of_another_part": ("[part * self._words : (part + 1) * self._words]", "[: self._words]"),
+            "single_words": ("(count + self._words - 2) // self._words", "-(-count // self._words)"),
+            "the_end_is_lost": ('(source + "".join(words[end:])).strip()', "source.strip()"),
+            "same_identity": ('"spans", rule)', '"spans")'),
+        },
+    ),
     "transformer/data/sources/options.py": (
         "tests/data/test_overlap.py tests/data/sources/test_blocks.py",
         {

@@ -11,8 +11,9 @@ from transformer.data.sources.base import SPLITS
 from transformer.data.sources.line_files import JsonLines
 
 FILES = [name for name, kind in SOURCES.items() if kind.is_files]
-OWN = [name for name, kind in SOURCES.items() if not kind.is_files and name != "tfds"]
-"""`tfds` reads what a data set of TFDS gives, which `test_sources` makes."""
+OWN = [name for name, kind in SOURCES.items() if not kind.is_files and name not in ("tfds", "spans")]
+"""`tfds` reads what a data set of TFDS gives, which `test_sources` makes, and `spans` another source, as
+`test_spans` asks."""
 
 COUNT = 300
 

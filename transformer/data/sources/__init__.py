@@ -9,6 +9,7 @@ from transformer.data.sources.aligned_files import Aligned
 from transformer.data.sources.base import SPLITS, Source
 from transformer.data.sources.columnar import ParquetFiles, SavedDataset
 from transformer.data.sources.csv_files import CommaSeparated
+from transformer.data.sources.derived.span_corruption import Spans
 from transformer.data.sources.embedded.docstrings import Docstrings
 from transformer.data.sources.embedded.function_questions import FunctionQuestions
 from transformer.data.sources.embedded.inverse_text_normalization import InverseTextNormalization
@@ -32,6 +33,7 @@ SOURCES: dict[str, Any] = {
     "hf": SavedDataset,
     "aligned": Aligned,
     "tfds": TfdsText,
+    "spans": Spans,
     "docstrings": Docstrings,
     "snippets": Snippets,
     "written_forms": InverseTextNormalization,
@@ -63,7 +65,7 @@ def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options:
         raise UserError(f"{name!r}: unknown source; {suggest_kind(name, SOURCES)}")
     if split not in SPLITS:
         raise UserError(f"{name}: no split {split!r}; splits there: {', '.join(SPLITS)}")
-    settings = Options(data_folder(str(cache_dir)), **options)
+    settings = Options(data_folder(str(cache_dir)), open_other=open_source, **options)
     by = SOURCES[kind].divided_by
     if by and settings.divide and [*settings.split_by] not in ([], [by]):
         raise UserError(f"{name}: it is split by {by}; leave data.split_by empty")

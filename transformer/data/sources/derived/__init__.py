@@ -1,0 +1,1 @@
+"""Sources that are made from other sources."""
