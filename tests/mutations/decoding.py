@@ -5,7 +5,7 @@ EDITS = {
         "tests/experiments/test_diffusion_lm.py",
         {
             "others_are_filled_in": ("masked_bt & (rank_bt < count_b1)", "rank_bt < count_b1"),
-            "masks_stay": ("(steps - number)\n", "steps\n"),
+            "masks_stay": ("-(-left_b1 // (steps - number))", "-(-left_b1 // steps)"),
             "least_sure_first": ("-worth_bt, jnp.inf", "worth_bt, jnp.inf"),
             "noise_of_another_temperature": ("logits_btv / temperature + noise", "logits_btv + noise"),
             "rows_share_their_noise": (

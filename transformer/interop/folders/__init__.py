@@ -1,1 +1,1 @@
-"""What folders of models hold besides one model of a known family."""
+"""Folders of models that hold more, or other, than one model of a known family."""

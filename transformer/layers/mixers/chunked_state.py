@@ -13,7 +13,7 @@ BLOCK = 16
 
 
 class Tokens(NamedTuple):
-    """What the recurrence reads of tokens: arrays (b, t, h, k) or (b, t, h, v) of any type.
+    """Inputs of the recurrence: arrays (b, t, h, k) or (b, t, h, v) of any type.
 
     `log_decay` is at most 0, and has one channel (b, t, h, 1) or k. Without `erase` nothing is removed;
     without `remove` it is removed at the keys.

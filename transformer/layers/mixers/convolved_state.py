@@ -63,7 +63,7 @@ class ConvolvedState(StateMixer, kw_only=True):  # type: ignore[call-arg]
 
     @abstractmethod
     def tokens(self, x_btd: jax.Array, q_bthk: jax.Array, k_bthk: jax.Array, v_bthv: jax.Array) -> Tokens:
-        """What the recurrence reads."""
+        """Inputs of the recurrence."""
 
     @abstractmethod
     def finish(self, out_bthv: jax.Array, x_btd: jax.Array, v_bthv: jax.Array) -> jax.Array:

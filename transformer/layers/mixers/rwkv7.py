@@ -12,7 +12,7 @@ from transformer.layers.mixers.chunked_state import Tokens, advance
 from transformer.layers.mixers.state_mixer import State, StateMixer, unit
 
 MIXES = ("query", "key", "value", "decay", "rate", "gate")
-"""What is computed of x_t mixed with x_(t-1), each with its own weights."""
+"""Names of the projections of x_t mixed with x_(t-1), each with its own weights."""
 
 
 class RWKV7(StateMixer, kw_only=True):  # type: ignore[call-arg]
