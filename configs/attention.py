@@ -48,6 +48,13 @@ KINDS: dict[str, dict] = {
             "layer_kinds": {"local": {}, "full": {"pattern": "full", "position": "none"}},
         }
     },
+    # Three layers of Gated DeltaNet, then one of full attention without positions; not measured.
+    "delta_and_full": {
+        "model": {
+            "layers": ["delta", "delta", "delta", "full"],
+            "layer_kinds": {"delta": {"mixer": "gated_delta"}, "full": {"position": "none"}},
+        }
+    },
     # A window of 64 keys and 4 global tokens.
     "global_and_window": {"model": {"pattern": "global", "pattern_size": 64, "pattern_extra": 4}},
     # The strided pattern of the Sparse Transformer: the last 32 keys, and every 32nd before them.

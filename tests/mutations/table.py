@@ -15,6 +15,7 @@ from tests.mutations import (
     models,
     planning,
     sources,
+    states,
     training,
 )
 
@@ -37,6 +38,7 @@ def _all() -> list[Mutation]:
     for part in (
         attention,
         layers,
+        states,
         models,
         decoding,
         training,

@@ -4,6 +4,7 @@ from transformer.layers.attention.attention import Attention, MultiHeadAttention
 from transformer.layers.attention.latent import LatentAttention
 from transformer.layers.mixers.base import Mixer
 from transformer.layers.mixers.delta import DeltaNet
+from transformer.layers.mixers.gated import GatedAttention
 from transformer.layers.mixers.gated_delta import GatedDeltaNet
 from transformer.layers.mixers.gated_linear import GatedLinear
 from transformer.layers.mixers.kimi_delta import KimiDelta
@@ -11,9 +12,11 @@ from transformer.layers.mixers.linear_attention import LinearAttention
 from transformer.layers.mixers.mamba2 import Mamba2
 from transformer.layers.mixers.plain import PlainAttention
 from transformer.layers.mixers.rwkv7 import RWKV7
+from transformer.layers.mixers.state_mixer import StateMixer
 
 MIXERS: dict[str, type[Mixer]] = {
     "multi_head": MultiHeadAttention,
+    "gated": GatedAttention,
     "latent": LatentAttention,
     "plain": PlainAttention,
     "linear": LinearAttention,
@@ -30,6 +33,7 @@ __all__ = [
     "RWKV7",
     "Attention",
     "DeltaNet",
+    "GatedAttention",
     "GatedDeltaNet",
     "GatedLinear",
     "KimiDelta",
@@ -39,4 +43,5 @@ __all__ = [
     "Mixer",
     "MultiHeadAttention",
     "PlainAttention",
+    "StateMixer",
 ]

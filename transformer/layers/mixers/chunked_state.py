@@ -117,27 +117,27 @@ def _solve(triangle_ts: jax.Array, right_tk: jax.Array) -> jax.Array:
 def _decayed_products(x_tk: jax.Array, y_sk: jax.Array, log_decay_tk: jax.Array) -> jax.Array:
     """(t, s): sum_k x_tk y_sk exp(the sum of log_decay_uk over s < u <= t) where s <= t; elsewhere 0."""
     if log_decay_tk.shape[1] == 1:
-        return (x_tk @ y_sk.T) * jnp.exp(_sums(log_decay_tk)[..., 0])
-    t, k = x_tk.shape
-    block = BLOCK if t % BLOCK == 0 else t
-    x_imk, y_jmk, log_decay_imk = (a.reshape(-1, block, k) for a in (x_tk, y_sk, log_decay_tk))
-    since_imk = jnp.cumsum(log_decay_imk, axis=1)
-    within_immk = since_imk[:, :, None] - since_imk[:, None]
-    within_immk = jnp.exp(jnp.where(jnp.tri(block, dtype=bool)[..., None], within_immk, -jnp.inf))
-    own_imm = jnp.sum(x_imk[:, :, None] * y_jmk[:, None] * within_immk, axis=-1)
-    # From s to the end of its block, over whole blocks, and from the beginning of its block to t.
-    between_ijk = jnp.pad(_sums(since_imk[:, -1])[:-1], ((1, 0), (0, 0), (0, 0)), constant_values=-jnp.inf)
-    until_ijmk = jnp.exp(between_ijk[:, :, None] + jax.vmap(_after)(log_decay_imk))
-    earlier_imjn = jnp.einsum("imk,ijnk->imjn", x_imk * jnp.exp(since_imk), y_jmk * until_ijmk)
-    blocks = jnp.arange(len(x_imk))
-    return earlier_imjn.at[blocks, :, blocks].add(own_imm).reshape(t, t)
+        return (x_tk @ y_sk.T) * jnp.exp(_sums(log_decay_tk[:, 0]))
+    # A loop: the gradient of one product for all blocks crashes XLA for CPUs (jaxlib 0.10.2).
+    rows, t = [], len(x_tk)
+    for first in range(0, t, BLOCK):
+        x_mk, y_mk, log_decay_mk = (a[first : first + BLOCK] for a in (x_tk, y_sk, log_decay_tk))
+        since_mk = jnp.cumsum(log_decay_mk, axis=0)
+        between_mmk = since_mk[:, None] - since_mk
+        between_mmk = jnp.exp(jnp.where(jnp.tri(len(x_mk), dtype=bool)[..., None], between_mmk, -jnp.inf))
+        own_mm = jnp.sum(x_mk[:, None] * y_mk * between_mmk, axis=-1)
+        # Decays from s to the beginning of the block, and from there to t.
+        earlier_sk = y_sk[:first] * jnp.exp(_after(log_decay_tk[:first]))
+        earlier_ms = (x_mk * jnp.exp(since_mk)) @ earlier_sk.T
+        rows.append(jnp.pad(jnp.concatenate([earlier_ms, own_mm], 1), ((0, 0), (0, t - first - len(x_mk)))))
+    return jnp.concatenate(rows)
 
 
-def _sums(x_tk: jax.Array) -> jax.Array:
-    """(t, s, k): the sum of x_uk over s < u <= t, added up from s on; -inf where s > t."""
-    t = len(x_tk)
-    sums_tsk = jnp.cumsum(jnp.where(jnp.tri(t, k=-1, dtype=bool)[..., None], x_tk[:, None], 0.0), axis=0)
-    return jnp.where(jnp.tri(t, dtype=bool)[..., None], sums_tsk, -jnp.inf)
+def _sums(x_t: jax.Array) -> jax.Array:
+    """(t, s): the sum of x_u over s < u <= t, added up from s on; -inf where s > t."""
+    below_ts = jnp.tri(len(x_t), k=-1, dtype=bool)
+    sums_ts = jnp.cumsum(jnp.where(below_ts, x_t[:, None], 0.0), axis=0)
+    return jnp.where(below_ts.T, -jnp.inf, sums_ts)
 
 
 def _after(x_tk: jax.Array) -> jax.Array:
