@@ -308,3 +308,9 @@ def test_heads_rows_and_sequences_on_several_devices(rng, small, name, axes):
 def test_what_mixers_do_not_have_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(DecoderConfig(), **changes)
+
+
+def test_only_layers_that_are_there_have_attention():
+    """A stack of one layer has the first kind alone, which has no weights to plot or cache of keys to round."""
+    kinds = {"layers": ("delta", "full"), "layer_kinds": {"delta": {"mixer": "gated_delta"}, "full": {}}}
+    assert [DecoderConfig(num_layers=n, **kinds).has_attention for n in (1, 2)] == [False, True]

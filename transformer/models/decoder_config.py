@@ -211,7 +211,8 @@ class StackConfig(StateKeys):
     @property
     def has_attention(self) -> bool:
         """Whether any layer has attention, not only recurrence."""
-        return any(issubclass(MIXERS[kind.mixer], Attention) for kind in self.kinds.values())
+        names = self.layers[: self.num_layers] or ("",)
+        return any(issubclass(MIXERS[self.kinds[name].mixer], Attention) for name in names)
 
     @property
     def expert_share(self) -> float:
