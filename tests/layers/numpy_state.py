@@ -5,6 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+EPSILON = 0.1
+"""That of the norms behind the recurrence: with a small one the scale of what is normalised had no effect."""
+
 
 def softplus(x):
     return jnp.logaddexp(x, 0.0)
@@ -18,8 +21,8 @@ def silu(x):
     return x * sigmoid(x)
 
 
-def rms(x, scale):
-    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
+def rms(x, scale, epsilon):
+    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + epsilon) * scale
 
 
 def unit(x):
@@ -77,7 +80,7 @@ def mamba2(p, mixer, x, q, k, v):
 
 
 def normed(p, out):
-    return rms(out, p["output_norm"]["scale"])
+    return rms(out, p["output_norm"]["scale"], EPSILON)
 
 
 def normed_together(p, out, x, v):
@@ -118,7 +121,9 @@ def rwkv7(p, x_td, positions_t, first_thv):
     inputs = r, w, k, v, a, c, jnp.asarray(positions_t)
     state_hvk, out = jax.lax.scan(step, jnp.zeros((*v.shape[1:], k.shape[-1])), inputs)
     centred = out - out.mean(-1, keepdims=True)
-    out = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * p["norm_scale"] + p["norm_bias"]
+    out = (
+        centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON) * p["norm_scale"] + p["norm_bias"]
+    )
     out = out + jnp.sum(r * p["bonus"] * k, axis=-1, keepdims=True) * v
     gate = linear(p, "gate", sigmoid(linear(p, "gate_down", x["gate"])))
     return out * gate, state_hvk.swapaxes(-1, -2)

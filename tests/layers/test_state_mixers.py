@@ -20,7 +20,7 @@ from transformer.training import parallel
 from transformer.training.state import State
 
 STATES = [name for name, kind in MIXERS.items() if issubclass(kind, StateMixer)]
-SIZES = {"num_heads": 4, "head_dim": 3}
+SIZES = {"num_heads": 4, "head_dim": 3, "norm_epsilon": numpy_state.EPSILON}
 POSITIONS = np.array([[*range(6), *range(1), *range(4), *range(8)], [*range(19)]])
 """Two rows of 19 tokens; documents of the first have 6, 1, 4 and 8."""
 
@@ -293,6 +293,21 @@ def test_heads_rows_and_sequences_on_several_devices(rng, small, name, axes):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found, expected)
 
 
+@pytest.mark.parametrize("name", [name for name in STATES if name != "rwkv7"])
+def test_convolutions_and_key_heads_are_those_of_the_papers(rng, name):
+    """And every projection has a bias where all have."""
+    mixer, params, _ = make(rng, name, use_bias=True)
+    assert mixer.taps == (1 if name == "gated_linear" else 4)
+    assert mixer.key_heads == (1 if name == "mamba2" else 4)
+    for part in ("query", "key", "value"):
+        assert (f"{part}_convolution" in params) == (name != "gated_linear")
+        assert ("bias" in params.get(f"{part}_convolution", {})) == (name == "mamba2")
+    projections = [
+        value for part, value in params.items() if "kernel" in value and "_convolution" not in part
+    ]
+    assert all("bias" in value for value in projections) and len(projections) >= 5
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -311,6 +326,6 @@ def test_what_mixers_do_not_have_is_refused(changes, message):
 
 
 def test_only_layers_that_are_there_have_attention():
-    """A stack of one layer has the first kind alone, which has no weights to plot or cache of keys to round."""
+    """A stack of one layer has the first kind alone, which has no weights to plot and no cache to round."""
     kinds = {"layers": ("delta", "full"), "layer_kinds": {"delta": {"mixer": "gated_delta"}, "full": {}}}
     assert [DecoderConfig(num_layers=n, **kinds).has_attention for n in (1, 2)] == [False, True]

@@ -5,6 +5,7 @@ EQUATIONS = f"{FILE}::test_outputs_and_states_are_those_of_the_equations"
 GRADIENTS = f"{FILE}::test_all_gradients_are_those_of_the_equations"
 PARTS = f"{FILE}::test_any_parts_of_packed_rows_are_the_whole"
 LONG = f"{FILE}::test_65536_tokens_with_decays_near_0_and_1"
+PAPERS = f"{FILE}::test_convolutions_and_key_heads_are_those_of_the_papers"
 REFUSED = f"{FILE}::test_what_mixers_do_not_have_is_refused"
 MIXERS = "transformer/layers/mixers"
 
@@ -18,11 +19,11 @@ EDITS = {
                 "0 * chunks(positions_bt == 0), axis=2",
             ),
             "the_state_stays": (
-                "jnp.exp(jnp.cumsum(log_decay_tk, axis=0)) * (document_t == 0)[:, None]",
-                "jnp.exp(jnp.cumsum(log_decay_tk, axis=0))",
+                "_since(log_decay_tk) * (document_t == 0)[:, None]",
+                "_since(log_decay_tk)",
             ),
             "all_documents_are_kept": ("* (document_t == document_t[-1])[:, None]", "* 1.0"),
-            "documents_see_one_another": ("jnp.where(same_ts, _decayed", "jnp.where(True, _decayed"),
+            "documents_see_one_another": ("jnp.where(same_ts, products", "jnp.where(True, products"),
             "nothing_is_taken_from_the_state": (
                 "chunk.value - chunk.weight @ state_bhkv",
                 "chunk.value + 0 * chunk.weight @ state_bhkv",
@@ -41,20 +42,20 @@ EDITS = {
             "first_tokens_only": ("if len(triangle_ts) == 1:", "if len(triangle_ts) >= 1:"),
             "a_diagonal": ("lower=True, unit_diagonal=True", "lower=True, unit_diagonal=False"),
             "one_decay_too_many": (
-                "jnp.tri(len(x_t), k=-1, dtype=bool)",
-                "jnp.tri(len(x_t), k=0, dtype=bool)",
+                "jnp.tri(len(log_decay_tk), k=-1, dtype=bool)[..., None]",
+                "jnp.tri(len(log_decay_tk), k=0, dtype=bool)[..., None]",
             ),
-            "blocks_do_not_decay": (
-                "(x_mk * jnp.exp(since_mk)) @ earlier_sk.T",
-                "x_mk @ earlier_sk.T",
+            "no_decay_since": (
+                "return jnp.exp(_running(log_decay_tk))",
+                "return jnp.exp(0 * _running(log_decay_tk))",
             ),
-            "earlier_blocks_do_not_decay": ("* jnp.exp(_after(log_decay_tk[:first]))", "* 1.0"),
-            "divided_decays": ("since_mk[:, None] - since_mk\n", "since_mk[None] - since_mk[:, None]\n"),
-            "its_own_decay_after": ("jnp.pad(x_tk[1:], ((0, 1), (0, 0)))", "x_tk"),
+            "blocks_do_not_decay": ("(x_tk[at] * since_mk) @", "x_tk[at] @"),
+            "earlier_blocks_do_not_decay": ("(y_sk[: at.start] * until_sk).T", "y_sk[: at.start].T"),
+            "its_own_decay_after": ("1 - jnp.tri(len(log_decay_tk))", "1 - jnp.tri(len(log_decay_tk), k=-1)"),
         },
     ),
     f"{MIXERS}/state_mixer.py": (
-        EQUATIONS,
+        f"{PAPERS} {EQUATIONS}",
         {
             "longer_than_1": ("keepdims=True) + 1e-6", "keepdims=True) + 1e-2"),
             "activation_lost": ("x_btd = activation(down(x_btd))", "x_btd = down(x_btd)"),
@@ -111,7 +112,7 @@ EDITS = {
         },
     ),
     f"{MIXERS}/gated_linear.py": (
-        EQUATIONS,
+        f"{PAPERS} {EQUATIONS}",
         {
             "no_temperature": (
                 "jax.nn.log_sigmoid(logits_bthk) / TEMPERATURE",
@@ -124,7 +125,7 @@ EDITS = {
         },
     ),
     f"{MIXERS}/mamba2.py": (
-        EQUATIONS,
+        f"{PAPERS} {EQUATIONS}",
         {
             "values_are_not_scaled": ("step_bth[..., None] * v_bthv,", "v_bthv,"),
             "no_skip": ("out_bthv + skip_h[:, None] * v_bthv", "out_bthv + 0 * skip_h[:, None] * v_bthv"),

@@ -1,5 +1,6 @@
 """A recurrence whose state is a matrix, with decay and removal, computed in chunks of tokens."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -84,11 +85,12 @@ def _chunk(tokens: Tokens, document_t: jax.Array) -> _Chunk:
     """A chunk of one head, from tokens (t, k); `document_t` is 0 for those of the state's document."""
     q_tk, k_tk, value_sv, log_decay_tk, erase_tk, remove_tk = tokens
     same_ts = document_t[:, None] == document_t
-    since_tk = jnp.exp(jnp.cumsum(log_decay_tk, axis=0)) * (document_t == 0)[:, None]
-    until_tk = jnp.exp(_after(log_decay_tk)) * (document_t == document_t[-1])[:, None]
+    since_tk = _since(log_decay_tk) * (document_t == 0)[:, None]
+    until_tk = _until(log_decay_tk) * (document_t == document_t[-1])[:, None]
+    products = _decayed_products(log_decay_tk)
 
     def pairs(x_tk: jax.Array, y_sk: jax.Array) -> jax.Array:
-        return jnp.where(same_ts, _decayed_products(x_tk, y_sk, log_decay_tk), 0.0)
+        return jnp.where(same_ts, products(x_tk, y_sk), 0.0)
 
     keys, weight_sk = [k_tk], None
     if erase_tk is not None:
@@ -114,32 +116,52 @@ def _solve(triangle_ts: jax.Array, right_tk: jax.Array) -> jax.Array:
     return solve(triangle_ts, right_tk, lower=True, unit_diagonal=True)
 
 
-def _decayed_products(x_tk: jax.Array, y_sk: jax.Array, log_decay_tk: jax.Array) -> jax.Array:
-    """(t, s): sum_k x_tk y_sk exp(the sum of log_decay_uk over s < u <= t) where s <= t; elsewhere 0."""
-    if log_decay_tk.shape[1] == 1:
-        return (x_tk @ y_sk.T) * jnp.exp(_sums(log_decay_tk[:, 0]))
+def _decayed_products(log_decay_tk: jax.Array) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """A function of x (t, k) and y (s, k) that returns (t, s): the sum over k of x_tk y_sk exp(the sum of
+    log_decay_uk over s < u <= t) where s <= t; elsewhere 0."""
+    t, channels = log_decay_tk.shape
+    if channels == 1:
+        decay_ts = jnp.exp(_between(log_decay_tk))[..., 0]
+        return lambda x_tk, y_sk: (x_tk @ y_sk.T) * decay_ts
     # A loop: the gradient of one product for all blocks crashes XLA for CPUs (jaxlib 0.10.2).
-    rows, t = [], len(x_tk)
-    for first in range(0, t, BLOCK):
-        x_mk, y_mk, log_decay_mk = (a[first : first + BLOCK] for a in (x_tk, y_sk, log_decay_tk))
-        since_mk = jnp.cumsum(log_decay_mk, axis=0)
-        between_mmk = since_mk[:, None] - since_mk
-        between_mmk = jnp.exp(jnp.where(jnp.tri(len(x_mk), dtype=bool)[..., None], between_mmk, -jnp.inf))
-        own_mm = jnp.sum(x_mk[:, None] * y_mk * between_mmk, axis=-1)
-        # Decays from s to the beginning of the block, and from there to t.
-        earlier_sk = y_sk[:first] * jnp.exp(_after(log_decay_tk[:first]))
-        earlier_ms = (x_mk * jnp.exp(since_mk)) @ earlier_sk.T
-        rows.append(jnp.pad(jnp.concatenate([earlier_ms, own_mm], 1), ((0, 0), (0, t - first - len(x_mk)))))
-    return jnp.concatenate(rows)
+    blocks = [slice(first, min(first + BLOCK, t)) for first in range(0, t, BLOCK)]
+    decays = [
+        # Within a block; from its beginning to t; and from s, in an earlier block, to its beginning.
+        (jnp.exp(_between(log_decay_tk[at])), _since(log_decay_tk[at]), _until(log_decay_tk[: at.start]))
+        for at in blocks
+    ]
+
+    def products(x_tk: jax.Array, y_sk: jax.Array) -> jax.Array:
+        rows = []
+        for at, (own_mmk, since_mk, until_sk) in zip(blocks, decays, strict=True):
+            earlier_ms = (x_tk[at] * since_mk) @ (y_sk[: at.start] * until_sk).T
+            own_mm = jnp.sum(x_tk[at][:, None] * y_sk[at] * own_mmk, axis=-1)
+            later_ms = jnp.zeros((len(own_mm), t - at.stop))
+            rows.append(jnp.concatenate([earlier_ms, own_mm, later_ms], axis=1))
+        return jnp.concatenate(rows)
+
+    return products
 
 
-def _sums(x_t: jax.Array) -> jax.Array:
-    """(t, s): the sum of x_u over s < u <= t, added up from s on; -inf where s > t."""
-    below_ts = jnp.tri(len(x_t), k=-1, dtype=bool)
-    sums_ts = jnp.cumsum(jnp.where(below_ts, x_t[:, None], 0.0), axis=0)
-    return jnp.where(below_ts.T, -jnp.inf, sums_ts)
+def _between(log_decay_tk: jax.Array) -> jax.Array:
+    """(t, s, k): the sum of log_decay_uk over s < u <= t; -inf where s > t."""
+    below_ts = jnp.tri(len(log_decay_tk), k=-1, dtype=bool)[..., None]
+    sums_tsk = _running(jnp.where(below_ts, log_decay_tk[:, None], 0.0))
+    return jnp.where(below_ts.swapaxes(0, 1), -jnp.inf, sums_tsk)
 
 
-def _after(x_tk: jax.Array) -> jax.Array:
-    """(t, k): the sum of x_uk over u > t."""
-    return jax.lax.cumsum(jnp.pad(x_tk[1:], ((0, 1), (0, 0))), axis=0, reverse=True)
+def _since(log_decay_tk: jax.Array) -> jax.Array:
+    """exp of the sum of log_decay_uk over u <= t."""
+    return jnp.exp(_running(log_decay_tk))
+
+
+def _until(log_decay_tk: jax.Array) -> jax.Array:
+    """exp of the sum of log_decay_uk over u > t."""
+    after_tu = 1 - jnp.tri(len(log_decay_tk))
+    return jnp.exp(jnp.matmul(after_tu, log_decay_tk, precision="highest"))
+
+
+def _running(x_tk: jax.Array) -> jax.Array:
+    """The sum over u <= t; as a product, which compiles and runs faster than `jnp.cumsum`."""
+    sums = jnp.matmul(jnp.tri(len(x_tk)), x_tk.reshape(len(x_tk), -1), precision="highest")
+    return sums.reshape(x_tk.shape)
