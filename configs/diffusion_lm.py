@@ -1,7 +1,7 @@
 """A masked diffusion language model of the source of Python's standard library, the text of configs/lm.py.
 
 python launch.py --config=configs/diffusion_lm.py
-python launch.py --workdir=runs/diffusion_lm --mode=predict --prompt="def [MASK*4](self):"
+python launch.py --workdir=runs/diffusion_lm --mode=predict --prompt="class [MASK*4]:"
 """
 
 from ml_collections import ConfigDict

@@ -48,7 +48,7 @@ def test_a_command_names_flags_files_and_keys_that_exist(command):
     if script != "launch.py":
         module, *paths = arguments if script == "-m" else ("", script)
         assert not module or importlib.util.find_spec(module)
-        assert all((runs.ROOT / path).exists() for path in paths if re.search(r"/|\.py$", path))
+        assert all((runs.ROOT / path).exists() for path in paths if re.search(r"^(?!--).*(/|\.py$)", path))
         return
     flags, overrides = launch.parse(arguments)
     if flags.config and not flags.include:  # a file of a tutorial, whose test runs it
@@ -56,7 +56,8 @@ def test_a_command_names_flags_files_and_keys_that_exist(command):
 
 
 def test_keys_and_files_that_the_page_names_exist():
-    names = ("lm", "translation", "vision", "classification", "finetune_chat", "dpo", "bert")
+    names = ("lm", "translation", "vision", "classification", "finetune_chat", "dpo", "bert", "diffusion_lm")
+    names += ("studies/search/functions",)
     configs = (read_config(f"configs/{name}.py") for name in names)
     groups = "model|data|loss|optimizer|train|parallel|sample|generate"
     known = {f"{name}.{key}" for each in configs for name in groups.split("|") for key in each.get(name, {})}
