@@ -38,7 +38,7 @@ class DenoisingConfig(Bounded):
     prompt: str = "def "  # prompt of the samples during and after training
     max_new_tokens: Positive = 64  # masks that are appended to a prompt without any
     steps: Positive = 64  # passes in which all masks of a text are filled in
-    order: Annotated[str, OneOf(ORDERS)] = "surest"  # which masks are filled in first
+    order: Annotated[str, OneOf(ORDERS)] = "random"  # which masks are filled in first
     temperature: NonnegativeFloat = 0.8  # sampling temperature; 0: the likeliest token
     num_samples: Positive = 1  # samples per prompt
 
