@@ -1,7 +1,11 @@
 """A masked diffusion language model of the source of Python's standard library, the text of configs/lm.py.
 
-python launch.py --config=configs/diffusion_lm.py
-python launch.py --workdir=runs/diffusion_lm --mode=predict --prompt="class [MASK*4]:"
+    python launch.py --config=configs/diffusion_lm.py
+    python launch.py --workdir=runs/diffusion_lm --mode=predict --prompt="class [MASK*4]:"
+
+Cost: 34 min on 2 cores of an AMD EPYC (AVX2) beside much other work, 2026-11-29.
+Result: at most 2.089 bits per byte of validation text, after as many steps as configs/lm.py needs for 1.44
+(gzip -9: 1.94). Filled in by `sample.order=surest` a continuation of this model is line breaks.
 """
 
 from ml_collections import ConfigDict
