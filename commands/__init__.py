@@ -35,6 +35,7 @@ COMMANDS = {
     "import": "commands.import_",
     "export": "commands.export",
     "twin": "commands.twin",
+    "verify": "commands.verify",
 }
 """Value of --mode -> module; a module is imported only when it is needed."""
 

@@ -79,7 +79,19 @@ class Probes:
             return value
         number = len(self._names)
         self._names.append(name)
-        return _observed(value, self.rows, self._outputs[number].append, self._gradients[number].append)
+        return _observed(value, self.noted, self._outputs[number].append, self._gradients[number].append)
+
+    def noted(self, x: jax.Array) -> jax.Array:
+        """What is noted of an output or its gradient: which rows are not finite, or whether one is not."""
+        bad = ~jnp.isfinite(x)
+        rowed = x.shape[:1] == (self.rows,)
+        return jnp.any(bad.reshape(self.rows, -1), axis=1) if rowed else jnp.any(bad)
+
+    def place(self, module: str, number: int, count: int, noted: Any) -> Place:
+        """The place of an output, with what was noted of it."""
+        bad = np.asarray(noted)
+        rows = tuple(np.flatnonzero(bad).tolist()) if bad.ndim else (-1,) * bool(bad)
+        return Place(module, number, count, rows)
 
     def outputs(self) -> list[Place]:
         """The outputs in the order of computation."""
@@ -100,9 +112,8 @@ class Probes:
         for (count, _), group in itertools.groupby((n for n in sorted(seen) if seen[n]), key=loop):
             numbers = [*group]
             for call, number in itertools.product(range(count), numbers):
-                bad = np.asarray(seen[number][::direction][call])
-                rows = tuple(np.flatnonzero(bad).tolist()) if bad.ndim else (-1,) * bool(bad)
-                places.append(Place(self._names[number], call, count, rows))
+                noted = seen[number][::direction][call]
+                places.append(self.place(self._names[number], call, count, noted))
         often, met = Counter(place.module for place in places if place.count == 1), Counter[str]()
         for i, place in enumerate(places):
             if place.count == 1:
@@ -111,13 +122,11 @@ class Probes:
         return places
 
 
-def _observed(value: jax.Array, rows: int, note: Callable, note_gradient: Callable) -> jax.Array:
-    """`value`; whether it and its gradient are finite is noted when they are computed."""
+def _observed(value: jax.Array, noted: Callable, note: Callable, note_gradient: Callable) -> jax.Array:
+    """`value`; what is `noted` of it and of its gradient is reported when they are computed."""
 
     def report(x: jax.Array, to: Callable) -> None:
-        bad = ~jnp.isfinite(x)
-        rowed = x.shape[:1] == (rows,)
-        jax.debug.callback(to, replicated(jnp.any(bad.reshape(rows, -1), axis=1) if rowed else jnp.any(bad)))
+        jax.debug.callback(to, replicated(noted(x)))
 
     @jax.custom_vjp
     def identity(x: jax.Array) -> jax.Array:
