@@ -1,50 +1,71 @@
-"""Layers as their papers write them, for `--mode=verify`: each in place of the module that a model has."""
+"""Layers as their papers write them, which `--mode=verify` computes in place of those that a model has."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.layers.linear import Linear
-from transformer.layers.normalization import LayerNorm, NoNorm, OffsetRMSNorm, RMSNorm
-from transformer.layers.quantized import Quantized
+from transformer.layers.normalization import LayerNorm, OffsetRMSNorm, RMSNorm
 
 
-def _layer_norm(module: Any, x: jax.Array) -> jax.Array:
-    variance = jnp.var(x, axis=-1, keepdims=True)
-    y = (x - jnp.mean(x, axis=-1, keepdims=True)) / jnp.sqrt(variance + module.epsilon) * _param(module, "scale")
-    return y + _param(module, "bias") if module.use_bias else y
+class PlainLayerNorm(LayerNorm):
+    """Ba et al. 2016, section 3."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., d) -> (..., d)."""
+        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        y = centred / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + self.epsilon) * _param(self, "scale")
+        return y + _param(self, "bias") if self.use_bias else y
 
 
-def _rms(module: Any, x: jax.Array) -> jax.Array:
-    return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + module.epsilon)
+class PlainRMSNorm(RMSNorm):
+    """Zhang and Sennrich 2019, section 4."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., d) -> (..., d)."""
+        return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.epsilon) * _param(self, "scale")
 
 
-def _linear(module: Any, x: jax.Array) -> jax.Array:
-    y = jnp.tensordot(x, _param(module, "kernel"), module.axis)
-    return y + _param(module, "bias") if module.use_bias else y
+class PlainOffsetRMSNorm(OffsetRMSNorm):
+    """Gemma Team 2024, section 2."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., d) -> (..., d)."""
+        y = x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
+        return y * (1 + _param(self, "offset"))
+
+
+class PlainLinear(Linear):
+    """A product, and a sum."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., *contracted axes) -> (..., *features)."""
+        y = jnp.tensordot(x, _param(self, "kernel"), self.axis)
+        return y + _param(self, "bias") if self.use_bias else y
 
 
 def _param(module: nn.Module, name: str) -> Any:
     return module.get_variable("params", name)
 
 
-PLAIN: dict[type[nn.Module], Callable[[Any, jax.Array], jax.Array]] = {
-    LayerNorm: _layer_norm,
-    RMSNorm: lambda module, x: _rms(module, x) * _param(module, "scale"),
-    OffsetRMSNorm: lambda module, x: _rms(module, x) * (1 + _param(module, "offset")),
-    NoNorm: lambda module, x: x,
-    Linear: _linear,
-}
-"""Module -> the same function of its parameters and inputs. Its own subclasses are not replaced."""
+PLAIN: tuple[type[nn.Module], ...] = (PlainLayerNorm, PlainRMSNorm, PlainOffsetRMSNorm, PlainLinear)
+"""Subclasses with the same function of parameters and inputs as their base class."""
 
 
-def plainly(function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
-    """A flax method interceptor that computes the modules of `PLAIN` by their definitions."""
-    module = context.module
-    called = context.method_name == "__call__" and not module.is_initializing()
-    if not called or type(module) not in PLAIN or isinstance(_param(module, "kernel"), Quantized):
-        return function(*args, **kwargs)
-    return PLAIN[type(module)](module, *args)
+@contextlib.contextmanager
+def plain_layers() -> Iterator[None]:
+    """The context in which the base classes of `PLAIN` compute what these do."""
+    with contextlib.ExitStack() as context:
+        for kind in PLAIN:
+            method: Any = kind.__call__
+            context.enter_context(mock.patch.object(kind.__base__, "__call__", method))
+        yield

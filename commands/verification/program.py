@@ -16,7 +16,7 @@ from flax import linen as nn
 from commands.verification.comparison import Precision, Row, by_module, error_of, terms
 from commands.verification.float64 import Size, in_float64
 from commands.verification.outputs import Outputs
-from commands.verification.plain_layers import plainly
+from commands.verification.plain_layers import plain_layers
 from experiments import find_experiment
 from transformer.config import to_values
 from transformer.devices import on_host, platform
@@ -115,6 +115,7 @@ class Pair:
         done = 0 if steps else min(int(run.latest_state().step), last)
         self.run = here = run.stages.at(done).run if run.config.train.until else run
         self.plain = shadow_of(here)
+        _ = self.plain.abstract  # plain layers make no parameters
         with here.placed():
             state, batches = here.latest_state(), run.loader.iterate(done)
             if steps:
@@ -142,6 +143,7 @@ class Pair:
     def rows(self, tokens: int) -> Iterator[Row]:
         """The errors of all parts."""
         (_, here), (_, there), size = self._both(lambda run: run.make_step(norms=_trees), self.state, self.batch)
+        del there["skipped_steps"]
         trees, expected = ({name: values.pop(name) for name in TREES} for values in (here, there))
         bound = self.precision.bound(size)
         optimised = {*self.plain.experiment.weigh(self.batch), "gradient_norm"}
@@ -156,7 +158,7 @@ class Pair:
 
     def _update(self, trees: dict[str, Any]) -> Iterator[Row]:
         """The update for the run's own gradients: an optimizer may amplify the least differences of them."""
-        _, given = self.plain.boxed, copy.copy(self.plain)
+        given = copy.copy(self.plain)
         given.experiment = Given()
         state = dataclasses.replace(self.state, carry=None)
         (_, there), size = self._there(given.make_step(norms=_trees), state, {"gradient": trees["gradient"]})
@@ -222,7 +224,7 @@ class Pair:
 
     def _there(self, function: Any, *inputs: Any, observed: Any = None) -> tuple[Any, Size]:
         """What the shadow computes, and its size."""
-        with self.plain.placed(), nn.intercept_methods(plainly), contextlib.ExitStack() as context:
+        with self.plain.placed(), plain_layers(), contextlib.ExitStack() as context:
             if observed is not None:
                 context.enter_context(nn.intercept_methods(observed))
             return in_float64(function, *inputs)
