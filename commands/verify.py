@@ -18,7 +18,7 @@ from commands import NO_CONFIG, NO_WORKDIR, place
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
-    from commands.verification.comparison import Row
+    from commands.verification.rounding_errors import Row
     from workdir.opening import Overrides
 
 
@@ -26,8 +26,8 @@ def add_flags(parser: Any) -> None:
     """The flags of this command."""
     missing = f"{NO_WORKDIR}, or {NO_CONFIG}"
     parser.set_defaults(missing=missing, suffix="verify", alone=True)
-    what = "a config file, configs/lm.py, or a preset of it; without it, the run in --workdir"
-    parser.add_argument("--config", type=place, default="", help=what)
+    config = "a config file, configs/lm.py, or a preset of it; without it, the run in --workdir"
+    parser.add_argument("--config", type=place, default="", help=config)
     parser.add_argument("--steps", type=int, default=2, help="steps trained before, of a new run (2)")
     parser.add_argument("--tokens", type=int, default=4, help="tokens that are decoded, greedily (4)")
 

@@ -351,10 +351,10 @@ def test_folders_stay_small():
 
 MIRRORS = {
     *("base", "chat", "config", "coordinates", "fork", "masked_lm", "plan", "report", "scaling", "t5"),
-    *("transformer_xl", "value_embeddings", "vision", "word_embedding"),
+    *("transformer_xl", "value_embeddings", "verify", "vision", "word_embedding"),
 }
 """Names of several files: a base class of each family; a command and its library; an objective, its model and
-its data."""
+its data; the check of a run and that of a cache."""
 
 
 def test_a_file_is_known_by_its_name():

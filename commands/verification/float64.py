@@ -73,7 +73,7 @@ def size(jaxpr: Any) -> Size:
     depths: dict[Any, int] = {}
     length = 1
     for eqn in jaxpr.eqns:
-        inner = [size(getattr(x, "jaxpr", x)) for x in _functions(eqn.params.values())]
+        inner = [size(_opened(x)[0]) for x in _functions(eqn.params.values())]
         own = max((part.depth for part in inner), default=int(eqn.primitive.name in PRODUCTS))
         own *= eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
         shape = eqn.invars[0].aval.shape if eqn.invars else ()
@@ -122,8 +122,13 @@ def _evaluate(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _call(function: Any, inputs: Sequence[Any]) -> list[Any]:
-    """The results of a `ClosedJaxpr`, or of a program without constants."""
-    return _evaluate(getattr(function, "jaxpr", function), [*getattr(function, "consts", ()), *inputs])
+    """The results of a `Jaxpr` without constants, or of a `ClosedJaxpr`."""
+    jaxpr, consts = _opened(function)
+    return _evaluate(jaxpr, [*consts, *inputs])
+
+
+def _opened(function: Any) -> tuple[Any, Sequence[Any]]:
+    return (function.jaxpr, function.consts) if isinstance(function, ClosedJaxpr) else (function, ())
 
 
 def _apply(eqn: Any, name: str, inputs: list[Any]) -> Sequence[Any]:
@@ -146,8 +151,10 @@ def _apply(eqn: Any, name: str, inputs: list[Any]) -> Sequence[Any]:
         branches = [lambda *x, branch=branch: _call(branch, x) for branch in p["branches"]]
         return jax.lax.switch(inputs[0].astype(jnp.int32), branches, *inputs[1:])
     if name in SCATTERS:
-        kept = {key: p[key] for key in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")}
-        return [SCATTERS[name](*inputs, **kept)]
+        options = {
+            key: p[key] for key in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+        }
+        return [SCATTERS[name](*inputs, **options)]
     if name == "bitcast_convert_type":  # random numbers: the bits of a float32
         narrow = inputs[0].astype(eqn.invars[0].aval.dtype)
         return [_wide(jax.lax.bitcast_convert_type(narrow, p["new_dtype"]))]

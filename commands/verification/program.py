@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from commands.verification.comparison import Precision, Row, by_module, error_of, terms
 from commands.verification.float64 import Size, in_float64
-from commands.verification.outputs import Outputs
+from commands.verification.module_outputs import Outputs
 from commands.verification.plain_layers import plain_layers
+from commands.verification.rounding_errors import Precision, Row, by_module, error_of, terms
 from experiments import find_experiment
 from transformer.config import to_values
 from transformer.devices import on_host, platform
@@ -40,7 +40,7 @@ PLAIN = {
 """The keys of a shadow, where a config has them."""
 
 JITTER = 0.02
-"""Deviation of what is added to the parameters of a new run: biases of 0 and scales of 1 would hide errors."""
+"""Deviation of what is added to parameters of a new run: biases of 0 and scales of 1 would hide errors."""
 
 UNBIASED = 1000.0
 """1 / (1 - b) for b = 0.999: the bias correction of Adam, 1 - b^t, loses as many digits in early steps."""
@@ -142,7 +142,9 @@ class Pair:
 
     def rows(self, tokens: int) -> Iterator[Row]:
         """The errors of all parts."""
-        (_, here), (_, there), size = self._both(lambda run: run.make_step(norms=_trees), self.state, self.batch)
+        (_, here), (_, there), size = self._both(
+            lambda run: run.make_step(norms=_trees), self.state, self.batch
+        )
         del there["skipped_steps"]
         trees, expected = ({name: values.pop(name) for name in TREES} for values in (here, there))
         bound = self.precision.bound(size)
@@ -158,10 +160,10 @@ class Pair:
 
     def _update(self, trees: dict[str, Any]) -> Iterator[Row]:
         """The update for the run's own gradients: an optimizer may amplify the least differences of them."""
-        given = copy.copy(self.plain)
-        given.experiment = Given()
+        linear = copy.copy(self.plain)
+        linear.experiment = Given()
         state = dataclasses.replace(self.state, carry=None)
-        (_, there), size = self._there(given.make_step(norms=_trees), state, {"gradient": trees["gradient"]})
+        (_, there), size = self._there(linear.make_step(norms=_trees), state, {"gradient": trees["gradient"]})
         single = Precision(UNBIASED * self.precision.summed, self.precision.summed)
         yield from by_module("update", trees["update"], there["update"], single.bound(size))
 
@@ -195,16 +197,21 @@ class Pair:
             with nn.intercept_methods(here):
                 self._here(of(functools.partial(objective, self.run)), *inputs)
             *_, size = self._there(of(functools.partial(objective, self.plain)), *inputs, observed=there)
-            places = (here.outputs(), there.outputs()) if kind == "output" else (here.gradients(), there.gradients())
+            places = (
+                (here.outputs(), there.outputs())
+                if kind == "output"
+                else (here.gradients(), there.gradients())
+            )
             expected = {place.key: place for place in places[1]}
             for number, place in enumerate(places[0]):
-                other = expected.get(place.key)
+                there_place = expected.get(place.key)
                 if other is None or other.value.shape != place.value.shape:
                     continue
                 bound = self.precision.bound(Size(min(number + 1, size.depth), size.length))
                 if not (error := error_of(place.value, other.value)) <= bound:
                     return f"the first to differ is the {kind} of {place}: {error:.1e}, bound {bound:.1e}"
-        return "all modules' outputs and their gradients agree: it is behind the last, or in a parameter's gradient"
+        agree = "the outputs of all modules and their gradients agree"
+        return f"{agree}: it is behind the last one, or in the gradient of a parameter"
 
     def _both(self, make: Any, *inputs: Any) -> tuple[Any, Any, Size]:
         there, size = self._there(make(self.plain), *inputs)
@@ -241,7 +248,9 @@ def jittered(params: Params) -> Params:
     """The parameters with normal numbers of deviation `JITTER` added."""
     leaves, structure = jax.tree.flatten(params)
     rng = jax.random.key(0)
-    moved = [x + JITTER * jax.random.normal(jax.random.fold_in(rng, i), x.shape) for i, x in enumerate(leaves)]
+    moved = [
+        x + JITTER * jax.random.normal(jax.random.fold_in(rng, i), x.shape) for i, x in enumerate(leaves)
+    ]
     return jax.tree.unflatten(structure, moved)
 
 
