@@ -15,6 +15,7 @@ Write the report of a run again:         python launch.py --workdir=runs/lm --mo
 What a training step has read:           python launch.py --workdir=runs/lm --mode=batch --step=100
 Which layer went wrong in a step?        python launch.py --workdir=runs/lm --mode=replay --step=100
 Scaling laws, and a forecast by them:    python launch.py --mode=scaling --config=configs/lm.py --budgets=...
+Does it compute what it says? (float64)  python launch.py --mode=verify --config=configs/lm.py
 Do rates carry over to other widths?     python launch.py --mode=coordinates --config=configs/lm.py
 A model of Hugging Face as a run:        python launch.py --mode=import --from=models/gpt2 --workdir=runs/gpt2
 A run as a model of Hugging Face:        python launch.py --mode=export --workdir=runs/lm --to=models/lm

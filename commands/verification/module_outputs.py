@@ -43,3 +43,7 @@ class Outputs(Probes):
     def place(self, module: str, number: int, count: int, noted: Any) -> Output:
         """The output, with its values."""
         return Output(module, number, count, (), np.asarray(noted, np.float64))
+
+    def places(self, direction: int) -> list[Any]:
+        """The outputs (1) or their gradients (-1), in the order in which they were computed."""
+        return self.outputs() if direction == 1 else self.gradients()

@@ -192,23 +192,19 @@ class Pair:
             return sum(sums[name].total / jnp.maximum(n, 1e-9) for name, n in weights.items())  # type: ignore[return-value]
 
         inputs = self.state.params, self.batch, self.state.carry
-        for kind, of in (("output", lambda function: function), ("gradient of the output", jax.grad)):
+        for direction, of in ((1, lambda function: function), (-1, jax.grad)):
             here, there = Outputs(1), Outputs(1)
             with nn.intercept_methods(here):
                 self._here(of(functools.partial(objective, self.run)), *inputs)
             *_, size = self._there(of(functools.partial(objective, self.plain)), *inputs, observed=there)
-            places = (
-                (here.outputs(), there.outputs())
-                if kind == "output"
-                else (here.gradients(), there.gradients())
-            )
-            expected = {place.key: place for place in places[1]}
-            for number, place in enumerate(places[0]):
-                there_place = expected.get(place.key)
-                if other is None or other.value.shape != place.value.shape:
+            expected = {place.key: place.value for place in there.places(direction)}
+            for number, place in enumerate(here.places(direction), 1):
+                values = expected.get(place.key)
+                if values is None or values.shape != place.value.shape:
                     continue
-                bound = self.precision.bound(Size(min(number + 1, size.depth), size.length))
-                if not (error := error_of(place.value, other.value)) <= bound:
+                bound = self.precision.bound(Size(min(number, size.depth), size.length))
+                if not (error := error_of(place.value, values)) <= bound:
+                    kind = "output" if direction == 1 else "gradient of the output"
                     return f"the first to differ is the {kind} of {place}: {error:.1e}, bound {bound:.1e}"
         agree = "the outputs of all modules and their gradients agree"
         return f"{agree}: it is behind the last one, or in the gradient of a parameter"

@@ -10,9 +10,6 @@ import numpy as np
 
 from commands.verification.float64 import Size
 
-FACTOR = 1.0
-"""How many standard deviations of the model of rounding errors are allowed."""
-
 CHOICE = 4.0
 """Examples whose argmax may be another: terms that are counts, as an accuracy, jump by one for each."""
 
@@ -29,11 +26,9 @@ class Precision:
     summed: float
 
     def bound(self, size: Size) -> float:
-        """The largest relative error of a result of that size (see docs/verification.md):
-
-        FACTOR (stored + summed sqrt(length)) sqrt(depth).
-        """
-        return FACTOR * (self.stored + self.summed * math.sqrt(size.length)) * math.sqrt(max(size.depth, 1))
+        """The largest relative error of a result of that size: (stored + summed sqrt(length)) sqrt(depth).
+        Its derivation is in docs/reliability.md."""
+        return (self.stored + self.summed * math.sqrt(size.length)) * math.sqrt(max(size.depth, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +60,8 @@ def terms(part: str, here: Any, there: Any, optimised: Any, bound: float) -> Ite
     """The means of the terms of a loss. Those that are not `optimised` may be counts of an argmax."""
     for name, expected in there.items():
         weight = float(np.max(np.abs(expected.weight)))
-        error = abs(float(here[name].total) - float(expected.total)) / max(abs(float(expected.total)), weight)
+        least = max(abs(float(expected.total)), weight, 1e-12)
+        error = abs(float(here[name].total) - float(expected.total)) / least
         yield Row(part, name, error, bound if name in optimised else bound + CHOICE / max(weight, 1.0))
 
 

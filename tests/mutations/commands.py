@@ -1,6 +1,57 @@
 """Mutations of commands: file -> (tests, {name: (text, replacement)})."""
 
+VERIFIED = "tests/commands/test_verify.py"
+
 EDITS = {
+    "commands/verification/float64.py": (
+        VERIFIED,
+        {
+            "types_as_they_are_named": (
+                """return np.dtype("float64") if floats else value""",
+                "return value",
+            ),
+            "bits_of_float64": ("inputs[0].astype(eqn.invars[0].aval.dtype)", "inputs[0]"),
+            "own_derivatives_are_trusted": ("if observes else self.fun(", "if True else self.fun("),
+            "loops_forward": ('p["length"], p["reverse"])', 'p["length"])'),
+            "loops_are_one_product": ('if eqn.primitive.name == "scan" else 1', "if False else 1"),
+        },
+    ),
+    "commands/verification/plain_layers.py": (
+        VERIFIED,
+        {
+            "scale_is_the_offset": ('(1 + _param(self, "offset"))', '_param(self, "offset")'),
+            "layers_as_they_are": ('kind.__base__, "__call__", method', 'kind, "__call__", method'),
+        },
+    ),
+    "commands/verification/rounding_errors.py": (
+        VERIFIED,
+        {
+            "no_numbers_pass": ("return self.error <= self.bound", "return not self.error > self.bound"),
+            "what_is_masked_counts": ("~(np.abs(there) > MASKED)", "np.isfinite(there)"),
+            "biases_of_nothing": ("/ 10, whole / 1e4)", "/ 1e9, whole / 1e9)"),
+            "sums_of_any_length": ("math.sqrt(size.length)", "1"),
+            "every_term_may_miss": ("bound if name in optimised else", "bound if not optimised else"),
+        },
+    ),
+    "commands/verification/program.py": (
+        VERIFIED,
+        {
+            "updates_of_other_gradients": (
+                '{"gradient": trees["gradient"]}',
+                '{"gradient": self.state.params}',
+            ),
+            "kernels_in_the_shadow": ('"kernel": "reference",', ""),
+            "masks_of_microbatches": ("(several or key ==", "(key =="),
+            "every_key_it_may_not_have": (
+                "            except UserError:\n                continue\n",
+                "            except OSError:\n                continue\n",
+            ),
+        },
+    ),
+    "commands/verification/module_outputs.py": (
+        VERIFIED,
+        {"what_goes_in_has_no_place": ("f\"{owner or 'the model'}, before {name}\", x)", '"", x)')},
+    ),
     "commands/config.py": (
         "tests/commands/test_help_page.py",
         {
