@@ -1,1 +1,1 @@
-"""What `--mode=verify` compares a run with: the same functions in float64, and plain forms of layers."""
+"""The comparison of a run with float64, of `--mode=verify`."""

@@ -30,7 +30,7 @@ SCATTERS: dict[str, Callable[..., jax.Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """What rounding errors grow with: the products on the longest chain of operations that depend on each
+    """The numbers that rounding errors grow with: the products on the longest chain of operations that depend on each
     other, and the terms of the longest of their sums."""
 
     depth: int

@@ -18,7 +18,7 @@ class Output(Place):
 
     @property
     def key(self) -> tuple[str, int]:
-        """What it is found by where layers are scanned or not."""
+        """The same whether layers are scanned or not."""
         return self.module, self.number
 
 

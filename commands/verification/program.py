@@ -214,7 +214,7 @@ class Pair:
         return self._here(make(self.run), *inputs), there, size
 
     def _here(self, function: Any, *inputs: Any) -> Any:
-        """What the program of the run computes."""
+        """The results of the program of the run."""
         with self.run.placed():
             first, batch, *rest = inputs
             shardings = self.run.shardings
@@ -226,7 +226,7 @@ class Pair:
             return jax.tree.map(on_host, result)
 
     def _there(self, function: Any, *inputs: Any, observed: Any = None) -> tuple[Any, Size]:
-        """What the shadow computes, and its size."""
+        """The results of the shadow, and its size."""
         with self.plain.placed(), plain_layers(), contextlib.ExitStack() as context:
             if observed is not None:
                 context.enter_context(nn.intercept_methods(observed))

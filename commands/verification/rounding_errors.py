@@ -14,7 +14,7 @@ CHOICE = 4.0
 """Examples whose argmax may be another: terms that are counts, as an accuracy, jump by one for each."""
 
 MASKED = 1e6
-"""What is larger stands for infinity, as logits of padding, and is not compared."""
+"""The size from which a value stands for infinity, as logits of padding do, and is not compared."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Probes:
         return _observed(value, self.noted, self._outputs[number].append, self._gradients[number].append)
 
     def noted(self, x: jax.Array) -> jax.Array:
-        """What is noted of an output or its gradient: which rows are not finite, or whether one is not."""
+        """The rows of an output or its gradient that are not finite, or whether one value is not."""
         bad = ~jnp.isfinite(x)
         rowed = x.shape[:1] == (self.rows,)
         return jnp.any(bad.reshape(self.rows, -1), axis=1) if rowed else jnp.any(bad)
