@@ -30,8 +30,8 @@ SCATTERS: dict[str, Callable[..., jax.Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The numbers that rounding errors grow with: the products on the longest chain of operations that depend on each
-    other, and the terms of the longest of their sums."""
+    """The numbers that rounding errors grow with: products on the longest chain of operations that depend on
+    each other, and terms of the longest of their sums."""
 
     depth: int
     length: int
