@@ -212,7 +212,7 @@ class TestRuns:
         finally:
             low_contract.defvjp(_low_contract_forward, _low_contract_backward)
         assert code == 1
-        assert "the first to differ is the gradient of the output of blocks" in out
+        assert "the first to differ is the gradient of the output of final_norm" in out
 
     @pytest.mark.thorough
     def test_low_precision_has_its_own_bound(self, broken, capsys):
