@@ -21,7 +21,7 @@ from transformer.data.sources import SOURCES, Source
 from transformer.data.sources.base import tallied
 from transformer.errors import UserError
 
-KINDS = ("library_questions", "jsonl", "parquet", "hf")
+KINDS = ("library_questions", "problems", "jsonl", "parquet", "hf")
 """Sources that have conversations."""
 
 

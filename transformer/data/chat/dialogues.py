@@ -62,6 +62,11 @@ class Dialogues(JoinedFields):
             raise UserError(f"{self.place(index)}: no message before the last answer: nothing to answer")
         return before
 
+    def record(self, index: int) -> dict[str, Any]:
+        """The fields of a record, and "answer", the text of the answer that it ends with; "" if with none."""
+        last = self.conversations(index)[0][-1]
+        return self._parts[0][index] | {"answer": last["content"] if last["role"] == "assistant" else ""}
+
     @abstractmethod
     def _read(self, *values: Any) -> list[list[Message]]:
         """The conversations in the values of the fields."""

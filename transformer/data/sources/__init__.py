@@ -14,6 +14,7 @@ from transformer.data.sources.embedded.docstrings import Docstrings
 from transformer.data.sources.embedded.function_questions import FunctionQuestions
 from transformer.data.sources.embedded.inverse_text_normalization import InverseTextNormalization
 from transformer.data.sources.embedded.library_questions import LibraryQuestions
+from transformer.data.sources.embedded.problems import Problems
 from transformer.data.sources.embedded.snippets import Snippets
 from transformer.data.sources.embedded.stdlib import StandardLibrary
 from transformer.data.sources.files import TextFiles
@@ -40,6 +41,7 @@ SOURCES: dict[str, Any] = {
     "function_questions": FunctionQuestions,
     "squad": SquadFiles,
     "library_questions": LibraryQuestions,
+    "problems": Problems,
 }
 """Kind -> subclass of `Source`, called with the part after the colon, the split and the options."""
 

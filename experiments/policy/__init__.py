@@ -1,0 +1,1 @@
+"""Reinforcement learning: the objective, estimators of its gradient, rewards, rollouts."""
