@@ -44,6 +44,10 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         raise UserError(f"--step: {step}; expected 1 or more (--mode=replay)")
     folder = named(flags.workdir)
     run = resumed(reopen_run(flags.workdir, overrides), folder, flags.accept_data)
+    if run.experiment.around:
+        raise UserError(
+            f"--mode=replay: batches of {run.config.experiment} are drawn as it trains: resume it"
+        )  # type: ignore[attr-defined]
     if flags.step > run.config.train.steps:
         raise UserError(f"--step: {flags.step}, but the run has {run.config.train.steps} steps")
     with run.placed():

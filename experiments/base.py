@@ -54,6 +54,8 @@ class Experiment(Objective, ABC):
     cut: Callable[[dict[str, np.ndarray], int], dict[str, np.ndarray]] | None = None
     """`cut(batch, length)` cuts the rows of a batch into rows of `length` tokens, if the config's `scheduled`
     has "sequence_length"."""
+    around: Callable[[Any, Any], Any] | None = None
+    """`around(run, step)` is called in place of the train step, if a batch depends on the state."""
     weights: tuple[str, ...] = WEIGHTS
     """Names of the arrays of a batch that weigh its positions or rows, in which all terms are linear; a
     batch need not have all of them."""

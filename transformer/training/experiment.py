@@ -46,6 +46,7 @@ class Objective(Protocol):
     heads: tuple[str, ...]
     origin: Callable[[], Any] | None
     measures: Callable[[bool, bool], Any] | None
+    around: Callable[[Any, Any], Any] | None
     weights: tuple[str, ...]
     cut: Callable[[dict[str, np.ndarray], int], dict[str, np.ndarray]] | None
 

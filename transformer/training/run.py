@@ -218,8 +218,8 @@ class Run:
 
     def train_step(self, done: int = 0) -> Any:
         """The train step from the state after `done` steps on; it is compiled by the first call."""
-        c, step = self.config.train, CompiledStep(self.jitted(), self.compiler_options)
-        return self._other_step(step, done) if c.until or c.log_norms or c.log_attention else step
+        c, e, step = self.config.train, self.experiment, CompiledStep(self.jitted(), self.compiler_options)
+        return self._other_step(step, done) if c.until or c.log_norms or c.log_attention or e.around else step
 
     def _other_step(self, step: CompiledStep, done: int) -> Any:
         if self.config.train.until:

@@ -83,7 +83,20 @@ def _layer(path: str) -> str:
 
 
 def make(run: Any, plain: CompiledStep, done: int) -> Any:
-    """The step of a `Run` with `train.log_norms` or `train.log_attention`, from the plain one."""
+    """The step of a `Run` with `train.log_norms` or `train.log_attention`, from the plain one, in what the
+    experiment has `around` it."""
+    around = run.experiment.around
+    step = at_logged(run, plain, done) if asks_measures(run.config.train) else plain
+    return around(run, step) if around else step
+
+
+def asks_measures(config: Any) -> bool:
+    """Whether layers are measured where metrics are logged."""
+    return config.log_norms or config.log_attention
+
+
+def at_logged(run: Any, plain: CompiledStep, done: int) -> AtLogged:
+    """The step that also measures every layer where metrics are logged."""
     c = run.config.train
     options = {"norms": layer_norms(run.layers)} if c.log_norms else {}
     make_measures = run.experiment.measures
