@@ -13,6 +13,7 @@ EXPERIMENTS: dict[str, str | type] = {
     "text_to_text": "experiments.text_to_text:TextToText",
     "chat": "experiments.chat:Chat",
     "dpo": "experiments.dpo:PreferenceOptimization",
+    "grpo": "experiments.policy.grpo:PolicyOptimization",
     "word_embedding": "experiments.word_embedding:WordEmbedding",
     "masked_lm": "experiments.masked_lm:MaskedLanguageModeling",
     "diffusion_lm": "experiments.denoising.diffusion_lm:DiffusionLanguageModeling",

@@ -254,6 +254,7 @@ OWN_SWITCHES = {
     "language_modeling": {"train.profile_steps": "1", "train.profile_from": "1"},
     "transformer_xl": {"model.position": "rope"},
     "word_embedding": {"data.tokenizer": "words", "data.subsample": "0.1"},
+    "grpo": {"sample.temperature": "0.5"},
 }
 """What else switches something on in a run of an experiment."""
 
@@ -298,7 +299,8 @@ def write_preferences(folder: Path) -> str:
     for i in range(60):
         prompt, chosen, rejected = f"what is {i} and {i}?", f"{2 * i}", f"it is {2 * i}, as far as I know"
         talk = [{"role": "user", "content": prompt}, {"role": "assistant", "content": rejected}]
-        records.append({"messages": talk, "prompt": prompt, "chosen": chosen, "rejected": rejected})
+        answers = {"chosen": chosen, "rejected": rejected, "answer": chosen}
+        records.append({"messages": talk, "prompt": prompt} | answers)
     return write_records(folder, records)
 
 
@@ -314,6 +316,7 @@ AT_HAND = {
     "written_forms": write_pairs,
     "function_questions": write_questions,
     "library_questions": write_preferences,
+    "problems:addition,2": write_preferences,
 }
 """Small files in place of the embedded corpora, which take their time to prepare: other tests do that."""
 

@@ -8,7 +8,7 @@ import pytest
 
 import launch
 from experiments import EXPERIMENTS
-from experiments.evaluation.evaluators import EVALUATORS, OF_A_FILE
+from experiments.evaluation.evaluators import EVALUATORS, OF_MORE
 from tests import runs
 from tests.faults.compositions import CONFIGS, flags, has
 from workdir.opening import read_config, reopen_run
@@ -55,6 +55,7 @@ STUDIES = {
     "studies/in_context_regression/in_context_regression": {"model.num_heads": 2},
     "studies/search/functions": {"model.num_heads": 2},
     "studies/search/digits": {"model.num_heads": 2},
+    "studies/rl/grpo_problems": {},
 }
 """Configs of experiments that no other config has, with keys that `OTHERS` need."""
 
@@ -62,6 +63,7 @@ ALSO = {
     "lm": ("compressors", "positions", "choices"),
     "studies/induction_heads/induction_heads": ("induction",),
     "studies/search/functions": ("similarity", "zero_shot"),
+    "studies/rl/supervised_problems": ("answers",),
 }
 """Config -> members of `EVALUATORS`; together all of them."""
 
@@ -80,9 +82,9 @@ def test_the_same_checkpoint_measures_the_same(name, tmp_path, capsys):
     if name in ALSO:
         for also, records in FILES.items():
             (tmp_path / also).write_text("".join(json.dumps(record) + "\n" for record in records))
-        more["evaluate.also"] = ",".join(
-            f"{also}:{tmp_path / also}" if also in OF_A_FILE else also for also in ALSO[name]
-        )
+        given = {also: f"{also}:{tmp_path / also}" for also in FILES} | {"answers": "answers:numeric"}
+        assert given.keys() == OF_MORE.keys()
+        more["evaluate.also"] = ",".join(given.get(also, also) for also in ALSO[name])
     began = flags({key: value for key, value in more.items() if has(values, key)}, {})
     assert launch.main([f"--config=configs/{name}.py:tiny", f"--workdir={tmp_path}/run", *began]) == 0, (
         capsys.readouterr().err

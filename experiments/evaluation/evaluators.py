@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.evaluation.induction_score import InductionScore
+from experiments.evaluation.mean_reward import MeanReward
 from experiments.evaluation.multiple_choice import MultipleChoice
 from transformer.data.text.packed_text import TextData
 from transformer.errors import UnknownMember, UserError, suggest
@@ -100,12 +101,13 @@ EVALUATORS: dict[str, str | Callable[..., Evaluator]] = {
     "choices": MultipleChoice,
     "similarity": "experiments.evaluation.vector_scores:Similarity",
     "zero_shot": "experiments.evaluation.vector_scores:ZeroShot",
+    "answers": MeanReward,
 }
 """Prefix of the logged results -> constructor, called with the experiment, `put` and the split; or its module
 and name, imported when it is asked for."""
 
-OF_A_FILE = ("choices", "similarity", "zero_shot")
-"""Those that are called with a file too, `evaluate.also=choices:FILE`."""
+OF_MORE = {"choices": "FILE", "similarity": "FILE", "zero_shot": "FILE", "answers": "REWARD"}
+"""Those that are called with something more: `evaluate.also=choices:FILE`."""
 
 
 def named_evaluators(experiment: Any, put: Put, split: str) -> dict[str, Evaluator]:
@@ -122,8 +124,8 @@ def _named(experiment: Any, put: Put, split: str, entry: str) -> tuple[str, Eval
     name, _, file = entry.partition(":")
     if name not in EVALUATORS:
         raise UnknownMember(f"evaluate.also: {name!r} is not an evaluator; {suggest(name, EVALUATORS)}")
-    if bool(file) != (name in OF_A_FILE):
-        expected = f"{name}:FILE" if name in OF_A_FILE else f"{name} alone"
+    if bool(file) != (name in OF_MORE):
+        expected = f"{name}:{OF_MORE[name]}" if name in OF_MORE else f"{name} alone"
         raise UserError(f"evaluate.also: {entry!r}; expected {expected}")
     entry_point = EVALUATORS[name]
     kind = pkgutil.resolve_name(entry_point) if isinstance(entry_point, str) else entry_point
