@@ -43,22 +43,22 @@ class Experiment(Objective, ABC):
     model: Any
     # Whether terms of a row depend on all rows, so that `loss` gets the whole batch and divides its work.
     whole_batch = False
+    # Names of parameters that `initialize_from` may leave newly initialised.
     heads: tuple[str, ...] = ()
-    """Names of parameters that `initialize_from` may leave newly initialised."""
+    # Opens the `transformer.training.checkpoints.initialize.Origin` that `initialize_from` names; None: the
+    # checkpoint of the run of that name.
     origin: Callable[[], Any] | None = None
-    """Opens the `transformer.training.checkpoints.initialize.Origin` that `initialize_from` names; None: the
-    checkpoint of the run of that name."""
+    # `measures(norms, attention)` is a flax method interceptor that sows measurements of the layers as terms
+    # of `loss`, with a method `finished(name, value)` (see `transformer.layers.measures.Measures`).
     measures: Callable[[bool, bool], Any] | None = None
-    """`measures(norms, attention)` is a flax method interceptor that sows measurements of the layers as terms
-    of `loss`, with a method `finished(name, value)` (see `transformer.layers.measures.Measures`)."""
+    # `cut(batch, length)` cuts the rows of a batch into rows of `length` tokens, if the config's `scheduled`
+    # has "sequence_length".
     cut: Callable[[dict[str, np.ndarray], int], dict[str, np.ndarray]] | None = None
-    """`cut(batch, length)` cuts the rows of a batch into rows of `length` tokens, if the config's `scheduled`
-    has "sequence_length"."""
+    # `around(run, step)` is called in place of the train step, if a batch depends on the state.
     around: Callable[[Any, Any], Any] | None = None
-    """`around(run, step)` is called in place of the train step, if a batch depends on the state."""
+    # Names of the arrays of a batch that weigh its positions or rows, in which all terms are linear; a
+    # batch need not have all of them.
     weights: tuple[str, ...] = WEIGHTS
-    """Names of the arrays of a batch that weigh its positions or rows, in which all terms are linear; a
-    batch need not have all of them."""
     # Whether `loss` is nats per token, so that its exponential is a perplexity.
     perplexity = False
     _noted: frozenset[str] = frozenset()
@@ -180,16 +180,16 @@ class Experiment(Objective, ABC):
     # What commands ask of a trained model.
 
     continues = False  # whether an answer continues the text
+    # `stepper(params)` is the model behind the `Stepper` protocol of decoding, if it generates.
     stepper: Callable[[Params], Any] | None = None
-    """`stepper(params)` is the model behind the `Stepper` protocol of decoding, if it generates."""
+    # `row(text, continuation)` is the sequence by which a continuation of a text is scored; it raises
+    # `UserError` if the model does not read it.
     row: Callable[[str, str], Row] | None = None
-    """`row(text, continuation)` is the sequence by which a continuation of a text is scored; it raises
-    `UserError` if the model does not read it."""
+    # `states(params, text)`: the character span (start, end) of each token of a text, truncated to the
+    # model's context, and the last layer's states (t, d).
     states: Callable[[Params, str], tuple[list[tuple[int, int]], np.ndarray]] | None = None
-    """`states(params, text)`: the character span (start, end) of each token of a text, truncated to the
-    model's context, and the last layer's states (t, d)."""
+    # `predictions(params, split)` yields the lines of a table of every example of a split.
     predictions: Callable[[Params, str], Iterator[str]] | None = None
-    """`predictions(params, split)` yields the lines of a table of every example of a split."""
     # Whether one decoder reads prompt and answer as one text, of which either may be any text.
     is_language_model = False
 

@@ -113,7 +113,8 @@ def _evaluate(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], map(_wide, inputs), strict=True))
 
     def read(x: Any) -> Any:
-        return _wide(jnp.asarray(x.val, x.aval.dtype)) if isinstance(x, Literal) else values[x]
+        kind: Any = x.aval
+        return _wide(jnp.asarray(x.val, kind.dtype)) if isinstance(x, Literal) else values[x]
 
     for eqn in jaxpr.eqns:
         results = _apply(eqn, eqn.primitive.name, [read(x) for x in eqn.invars])

@@ -113,8 +113,9 @@ class Pair:
     def __init__(self, run: Run, steps: int) -> None:
         last = run.config.train.steps - 1
         done = 0 if steps else min(int(run.latest_state().step), last)
-        self.run = here = run.stages.at(done).run if run.config.train.until else run
-        self.plain = shadow_of(here)
+        here: Any = run.stages.at(done).run if run.config.train.until else run
+        self.run = here
+        self.plain: Any = shadow_of(here)
         _ = self.plain.abstract  # plain layers make no parameters
         with here.placed():
             state, batches = here.latest_state(), run.loader.iterate(done)
@@ -160,7 +161,7 @@ class Pair:
 
     def _update(self, trees: dict[str, Any]) -> Iterator[Row]:
         """The update for the run's own gradients: an optimizer may amplify the least differences of them."""
-        linear = copy.copy(self.plain)
+        linear: Any = copy.copy(self.plain)
         linear.experiment = Given()
         state = dataclasses.replace(self.state, carry=None)
         (_, there), size = self._there(linear.make_step(norms=_trees), state, {"gradient": trees["gradient"]})

@@ -53,7 +53,8 @@ def error_of(here: Any, there: Any, least: float = 0.0) -> float:
         return math.inf
     compared = ~(np.abs(there) > MASKED)
     difference = np.linalg.norm((here - there)[compared])
-    return float(difference / max(np.linalg.norm(there[compared]), least, 1e-12)) if difference else 0.0
+    size = max(float(np.linalg.norm(there[compared])), least, 1e-12)
+    return float(difference) / size if difference else 0.0
 
 
 def terms(part: str, here: Any, there: Any, optimised: Any, bound: float) -> Iterator[Row]:
