@@ -56,6 +56,7 @@ STUDIES = {
     "studies/search/functions": {"model.num_heads": 2},
     "studies/search/digits": {"model.num_heads": 2},
     "studies/rl/grpo_problems": {},
+    "diffusion_lm": {"model.num_heads": 2},
 }
 """Configs of experiments that no other config has, with keys that `OTHERS` need."""
 

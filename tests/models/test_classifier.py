@@ -74,7 +74,8 @@ def test_the_head_against_float64(rng, pooling, keys):
     exact = numpy_decoder.exact(params)
     row = tokens[0], 0 * tokens[0], *(np.asarray(each[0]) for each in (segments, positions))
     x_td = numpy_decoder.encoder(exact["encoder"], model.config, *row)
-    of = {"mean": lambda v: v.mean(axis=0), "max": lambda v: v.max(axis=0), "cls": lambda v: v[0]}
+    of = {"mean": lambda v: v.mean(axis=0), "max": lambda v: v.max(axis=0)}
+    of |= {"cls": lambda v: v[0], "last": lambda v: v[-1]}
     pooled = np.stack([of[pooling](x_td[row[2] == k]) for k in (1, 2)])
     if keys.get("pooler", "tanh" if pooling == "cls" else "none") == "tanh":
         pooled = np.tanh(linear(exact["pooler"]["dense"], pooled))
@@ -91,11 +92,12 @@ def test_pooling_equals_a_loop(rng, kind):
     x = rng.normal(size=(3, 9, 4)).astype(np.float32)
     segments = np.array([[1, 1, 1, 2, 2, 3, 0, 0, 0], [1] * 9, [0] * 9])
     found = np.asarray(pool(kind, jnp.asarray(x), jnp.asarray(segments), 3))
-    of = {"mean": lambda v: v.mean(axis=0), "max": lambda v: v.max(axis=0), "cls": lambda v: v[0]}[kind]
+    of = {"mean": lambda v: v.mean(axis=0), "max": lambda v: v.max(axis=0)}
+    of |= {"cls": lambda v: v[0], "last": lambda v: v[-1]}
     for b in range(3):
         for k in range(3):
             if (segments[b] == k + 1).any():
-                np.testing.assert_allclose(found[b, k], of(x[b][segments[b] == k + 1]), rtol=1e-5)
+                np.testing.assert_allclose(found[b, k], of[kind](x[b][segments[b] == k + 1]), rtol=1e-5)
     assert np.isfinite(found).all()
 
 
@@ -105,7 +107,8 @@ def test_padding_gets_no_gradient(rng, pooling):
     segments = jnp.asarray([[1, 1, 1, 2, 2, 0, 0, 0]])
     gradient = np.abs(jax.grad(lambda x: jnp.square(pool(pooling, x, segments, 3)).sum())(x)[0]).sum(axis=-1)
     assert np.isfinite(gradient).all() and (gradient[5:] == 0).all()
-    assert (gradient[[0, 3]] > 0).all() or pooling == "max"
+    read = [2, 4] if pooling == "last" else [0, 3]
+    assert (gradient[read] > 0).all() or pooling == "max"
 
 
 @pytest.mark.thorough
