@@ -166,8 +166,9 @@ def test_what_is_no_image_is_not_classified(trained, tmp_path, capfd):
     predict = [f"--workdir={trained}", "--mode=predict"]
     expected = f"{tmp_path}/x.png: it is not an image, or of a format that is not known"
     assert fails(capfd, [*predict, f"--prompt={tmp_path}/x.png"]) == expected
-    assert fails(capfd, [*predict, "--prompt=some text"]) == "some text: there is no such file"
-    assert "it cannot be read as an image (" in fails(capfd, [*predict, f"--prompt={tmp_path}"])
+    refused = "--prompt or --input: text 1 names 'some text', which is not a file"
+    assert fails(capfd, [*predict, "--prompt=some text"]) == refused
+    assert "which is not a file" in fails(capfd, [*predict, f"--prompt={tmp_path}"])
     (tmp_path / "in.txt").write_text(f"{next((trained / 'samples').glob('*.png'))}\n/no/such\n")
     line = fails(capfd, [*predict, f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.txt"])
     assert (

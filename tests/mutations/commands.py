@@ -1,6 +1,6 @@
 """Mutations of commands: file -> (tests, {name: (text, replacement)})."""
 
-VERIFIED = "tests/commands/test_verify.py"
+VERIFIED = "tests/commands/test_verification.py"
 
 EDITS = {
     "commands/verification/float64.py": (
