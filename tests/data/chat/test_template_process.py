@@ -75,7 +75,12 @@ def test_a_bomb_ends_in_a_line(source):
 def test_an_endless_template_is_ended(source):
     RENDERER.stop()
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    assert refused(source) == "the chat template of bomb.jinja takes more than 2 s of processor time"
+    said = refused(source)
+    # One that calls itself may first be too deep, as the stack of the process allows.
+    assert (
+        said == "the chat template of bomb.jinja takes more than 2 s of processor time"
+        or "maximum recursion depth exceeded" in said
+    )
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < SECONDS + 1
 
 
