@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.base import TextObjective
 from transformer.data.encoders.masked_text import MaskedData, MaskedDataConfig
-from transformer.data.tokenization.special_tokens import takes_space
+from transformer.data.tokenization.special_tokens import MARK, encode_masked
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.devices import on_host
 from transformer.errors import UserError
@@ -128,7 +128,7 @@ class MaskedLanguageModeling(TextObjective):
 
     def problem(self, text: str) -> str:
         """Why a text cannot be answered: it has no mask, or is too long."""
-        if MASK not in text and self.mask not in text:
+        if not MARK.search(text) and self.mask not in text:
             return f"has no {self.mask}: which word is to be guessed?"
         count, room = len(self.masked_tokens(text)), self.config.data.sequence_length
         return f"has {count} tokens; the model reads {room}" if count > room else ""
@@ -200,16 +200,10 @@ class MaskedLanguageModeling(TextObjective):
 
     def masked_tokens(self, text: str) -> np.ndarray:
         """`[CLS] text [SEP]` as tokens, each `[MASK]` in the text one token."""
-        tokenizer, special_tokens = self.data.tokenizer, self.data.special_tokens
-        spaced = takes_space(tokenizer)
-        parts = text.replace(self.mask, MASK).split(MASK)
-        ids = [special_tokens.cls]
-        for number, part in enumerate(parts):
-            before_mask = spaced and number < len(parts) - 1
-            ids += [special_tokens.mask] * (number > 0) + tokenizer.encode(
-                part.removesuffix(" ") if before_mask else part
-            )
-        return np.array([*ids, special_tokens.sep], np.int32)
+        special_tokens = self.data.special_tokens
+        text = text.replace(self.mask, MASK)
+        ids = encode_masked(self.data.tokenizer, text, special_tokens.mask)
+        return np.array([special_tokens.cls, *ids, special_tokens.sep], np.int32)
 
     @property
     def _masked_line(self) -> str:

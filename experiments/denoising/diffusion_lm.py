@@ -1,7 +1,6 @@
 """Masked diffusion language modelling: an encoder restores rows of which a random share is masked."""
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from experiments.language_modeling import LanguageModeling
 from transformer.config import Bounded, NonnegativeFloat, OneOf, Positive
 from transformer.data.encoders.noised_text import NoisedData
 from transformer.data.text.packed_text import TextDataConfig
-from transformer.data.tokenization.special_tokens import takes_space
+from transformer.data.tokenization.special_tokens import MARK, encode_masked
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.denoising import ORDERS, fill_masks
 from transformer.decoding.generation import bucket
@@ -26,9 +25,6 @@ from transformer.training.experiment import Batch, Params
 from transformer.training.losses.token_losses import LossConfig
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
-
-MARK = re.compile(r"\[MASK(?:\*(\d{1,4}))?\]")
-"""A mask in a prompt, `[MASK]`, or several, `[MASK*12]`."""
 
 
 @dataclass(frozen=True)
@@ -115,12 +111,9 @@ class DiffusionLanguageModeling(TextObjective):
             tokens = self.masked_tokens(text)
             room = min(bucket(len(tokens), least=16), self.longest)
             tokens_t = np.pad(tokens, (0, room - len(tokens)))
-            keys = [
-                jax.random.fold_in(jax.random.key(seed), number)
-                for _ in range(self.config.sample.num_samples)
-            ]
-            rngs_b = jnp.stack([jax.random.fold_in(key, sample) for sample, key in enumerate(keys)])
-            filled_bt = on_host(self._fill(params, np.stack([tokens_t] * len(keys)), len(tokens), rngs_b))
+            rng, samples = jax.random.fold_in(jax.random.key(seed), number), self.config.sample.num_samples
+            rngs_b = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(samples))
+            filled_bt = on_host(self._fill(params, np.tile(tokens_t, (samples, 1)), len(tokens), rngs_b))
             answers = []
             for row in filled_bt[:, : len(tokens)].tolist():
                 if not MARK.search(text) and tokenizer.eos_id in row:
@@ -150,14 +143,9 @@ class DiffusionLanguageModeling(TextObjective):
 
     def masked_tokens(self, text: str) -> np.ndarray:
         """The tokens of a text with its masks; with those of a continuation, if it has none."""
-        tokenizer, mask = self.data.tokenizer, self.data.special_tokens.mask
-        spaced, ids, end = takes_space(tokenizer), list[int](), 0
-        for mark in MARK.finditer(text):
-            part = text[end : mark.start()]
-            ids += tokenizer.encode(part.removesuffix(" ") if spaced else part) + [mask] * int(mark[1] or 1)
-            end = mark.end()
-        ids += tokenizer.encode(text[end:]) + [mask] * (0 if end else self.config.sample.max_new_tokens)
-        return np.array(ids, np.int32)
+        mask, more = self.data.special_tokens.mask, self.config.sample.max_new_tokens
+        ids = encode_masked(self.data.tokenizer, text, mask)
+        return np.array(ids if MARK.search(text) else [*ids, *[mask] * more], np.int32)
 
     def example_flags(self) -> list[str]:
         """A continuation of the configured prompt."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.sources.test_every_source import ARGUMENTS
 from transformer.data.chat.chat import ChatData, ChatDataConfig
 from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig
 from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig
@@ -174,11 +175,12 @@ def test_a_file_is_read_once_however_it_is_reached(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("source", [name for name, kind in SOURCES.items() if kind.are_apart])
 def test_what_is_not_counted_shares_nothing(tmp_path, source):
-    fields = {"written_forms": "source", "function_questions": "context", "library_questions": "prompt"}
-    field = fields.get(source, "text")
+    kind = SOURCES[source]
+    fields = {"function_questions": "context"}
+    field, name = fields.get(source, kind.divided_by or kind.FIELDS[0]), ARGUMENTS.get(source, source)
     train, validation = (
         [opened.text(i).strip() for i in range(len(opened))]
         for split in ("train", "validation")
-        for opened in [open_source(source, split, cache_dir=tmp_path, field=field)]
+        for opened in [open_source(name, split, cache_dir=tmp_path, field=field)]
     )
     assert validation and not {*train} & {*validation}

@@ -1,5 +1,6 @@
 """The special tokens of an encoder, `[CLS]`, `[SEP]` and `[MASK]`."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,22 @@ NAMES = (("[CLS]", "[SEP]", "[MASK]"), ("<s>", "</s>", "<mask>"))
 def takes_space(tokenizer: Tokenizer) -> bool:
     """Whether a space belongs to the token of the word after it, and so to a `[MASK]` in its place."""
     return any(tokenizer.find(name) is not None for name in ("\u0120a", "\u2581a"))
+
+
+MARK = re.compile(r"\[MASK(?:\*(\d{1,4}))?\]")
+"""A mask in a text, `[MASK]`, or several, `[MASK*12]`."""
+
+
+def encode_masked(tokenizer: Tokenizer, text: str, mask: int) -> list[int]:
+    """The tokens of a text, with the token `mask` for each mask in it. A space before it is left out where
+    it belongs to the word that is masked."""
+    spaced, ids, end = takes_space(tokenizer), list[int](), 0
+    for mark in MARK.finditer(text):
+        before = text[end : mark.start()]
+        ids += tokenizer.encode(before.removesuffix(" ") if spaced else before)
+        ids += [mask] * int(mark[1] or 1)
+        end = mark.end()
+    return ids + tokenizer.encode(text[end:])
 
 
 @dataclass(frozen=True)

@@ -122,9 +122,11 @@ class Spans(Source):
 
     def _of_text(self, number: int) -> Sequence[str]:
         """The words of a text, each with the white space before it; texts are read in their order."""
-        if self._last[0] != number:
-            self._last = number, re.findall(r"\s*\S+", self._inner.text(number))
-        return self._last[1]
+        last, words = self._last  # one read: another thread may be at another text
+        if last != number:
+            words = re.findall(r"\s*\S+", self._inner.text(number))
+            self._last = number, words
+        return words
 
     _last: tuple[int, Sequence[str]] = -1, ()
 

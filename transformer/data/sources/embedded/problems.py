@@ -84,7 +84,7 @@ class Problems(Source):
     def __init__(self, argument: str, split: str, options: Options) -> None:
         kind, _, size = argument.partition(",")
         if kind not in PROBLEMS:
-            raise UserError(f"problems:{argument}: no kind {kind!r}; {suggest(kind, PROBLEMS)}")
+            raise UserError(f"data.source=problems:{argument}: no kind {kind!r}; {suggest(kind, PROBLEMS)}")
         self._make, default = PROBLEMS[kind]
         if size and not (size.isdecimal() and 2 <= int(size) <= LARGEST):
             raise UserError(f"problems:{argument}: size {size!r}; expected a number from 2 to {LARGEST}")
