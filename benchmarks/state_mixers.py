@@ -3,8 +3,8 @@
     python -m benchmarks.state_mixers [--lengths 1024 2048 4096] [--width 128] [--repeats 3]
 
 One block (4 heads, no feed-forward, float32, one row, random parameters) of each mixer. In each turn every
-mixer computes the gradient of one length once; the time is the median. Memory is that of the compiled program
-besides its inputs and outputs, and so the same on a busy machine.
+mixer computes the gradient of one length once; the time is the median. Memory is the temporary memory of the
+compiled program, without its inputs and outputs: the same on a busy machine.
 """
 
 import argparse

@@ -6,6 +6,7 @@ python launch.py --workdir=runs/bert --mode=embed --input=a.jsonl --field=body -
 """
 
 import argparse
+import io
 import itertools
 import json
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from commands import add_step, add_texts, text
 from transformer.errors import UserError
+from transformer.safe_files import replace
 from workdir.outputs import check_file
 
 if TYPE_CHECKING:
@@ -103,7 +105,6 @@ def _save(path: Path, vectors_nd: Any) -> None:
     import numpy as np
 
     if jax.process_index() == 0:
-        part = path.with_name(path.name + ".part")
-        with part.open("wb") as file:
-            np.save(file, vectors_nd)
-        part.replace(path)
+        file = io.BytesIO()
+        np.save(file, vectors_nd)
+        replace(path, file.getbuffer())

@@ -18,16 +18,16 @@ def no_link(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
-def replace(path: Path, text: str) -> None:
-    """Writes a file, or a new one in its place, which is there whole or not at all.
+def replace(path: Path, content: str | bytes | memoryview) -> None:
+    """Writes a file, or a new one in its place, which is there whole or not at all; a text as UTF-8.
 
     Raises:
       OSError: it cannot be written, and is named; what was there before stays.
     """
     part = path.with_name(path.name + ".part")
     try:
-        with open(part, "w", encoding="utf-8", errors="backslashreplace", opener=no_link) as file:
-            file.write(text)
+        with open(part, "wb", opener=no_link) as file:
+            file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)

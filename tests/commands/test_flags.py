@@ -36,7 +36,7 @@ def test_a_command_has_its_own_help(capsys, mode):
     [
         (
             "--config=configs/lm.py --mode=evaluate",
-            "--config: only --mode=train, config, plan, sweep, compare, scaling, coordinates, twin and verify",
+            "--config: only --mode=train, config, plan, sweep, compare, scaling, coordinates, twin and",
         ),
         ("--accept_data --mode=config", "--accept_data: only --mode=train, fork, batch and replay take it"),
         (

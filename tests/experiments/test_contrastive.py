@@ -250,6 +250,11 @@ def test_similarity_and_classes_without_training(tmp_path, pairs, rng):
         ),
         (IMAGES, {"data.names": "('a', 'b')"}, "data.names: 2 names; expected 10, one for each class"),
         (IMAGES, {"data.tokenizer": "nothing"}, "data.tokenizer: 'nothing' is not a file; expected one, or"),
+        (
+            IMAGES,
+            {"data.tokenizer": "bpe", "data.vocab_size": "9"},
+            "data.vocab_size: 9; bpe needs at least 257",
+        ),
         (IMAGES, {"image.patch_size": "3"}, "image.patch_size: 3 does not divide data.image_size 8"),
         (IMAGES, {"image.lora_rank": "2"}, "the image tower has none"),
     ],

@@ -26,6 +26,27 @@ from transformer.data.tokenization.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UnknownMember, UserError
 
 
+def check_size(config: Any) -> None:
+    """Raises a `UserError` if the tokenizer of a data group cannot have as few tokens as its `vocab_size`."""
+    kind = TOKENIZERS.get(config.tokenizer)
+    if kind and config.vocab_size < kind.least_size:
+        needs = f"{config.tokenizer} needs at least {kind.least_size}: {kind.needs}"
+        raise UserError(f"vocab_size: {config.vocab_size}; {needs}, and the end")
+
+
+def read_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer of a file.
+
+    Raises:
+      UserError: there is no such file, or it is not that of a tokenizer.
+    """
+    if not Path(name).expanduser().is_file():
+        kinds = ", ".join(TOKENIZERS)
+        raise UserError(f"data.tokenizer: {name!r} is not a file; expected one, or one of {kinds}")
+    with key_in_errors("tokenizer"):
+        return Tokenizer.load(name)
+
+
 @dataclass(frozen=True)
 class CorpusConfig(Bounded):
     """The keys that every `data` group has."""
@@ -47,17 +68,11 @@ class CorpusConfig(Bounded):
         if (value := getattr(self, key)).partition(":")[0] not in SOURCES:
             raise UnknownMember(f"{key}: {value!r}; {suggest_kind(value, SOURCES)}")
 
-    def _check_size(self) -> None:
-        kind = TOKENIZERS.get(self.tokenizer)
-        if kind and self.vocab_size < kind.least_size:
-            needs = f"{self.tokenizer} needs at least {kind.least_size}: {kind.needs}"
-            raise UserError(f"vocab_size: {self.vocab_size}; {needs}, and the end")
-
     checks: ClassVar = {
         "source": _check_source,
         "validation_source": functools.partial(_check_source, key="validation_source"),
-        "tokenizer": _check_size,
-        "vocab_size": _check_size,
+        "tokenizer": check_size,
+        "vocab_size": check_size,
     }
 
     def idle(self) -> dict[str, str]:
@@ -234,7 +249,7 @@ class Corpus(SplitData):
     def _make_tokenizer(self) -> Tokenizer:
         kind = TOKENIZERS.get(self.config.tokenizer)
         if kind is None:
-            return self._read_tokenizer()
+            return read_tokenizer(self.config.tokenizer)
         if kind.learns:
             return self._learn_tokenizer(kind)
         return Tokenizer.train(self.config.tokenizer, (), 0, **self._normalization)
@@ -242,14 +257,6 @@ class Corpus(SplitData):
     @property
     def _normalization(self) -> dict[str, bool]:
         return {"lowercase": self.config.lowercase, "strip_accents": self.config.strip_accents}
-
-    def _read_tokenizer(self) -> Tokenizer:
-        name = self.config.tokenizer
-        if not Path(name).expanduser().is_file():
-            kinds = ", ".join(TOKENIZERS)
-            raise UserError(f"data.tokenizer: {name!r} is not a file; expected one, or one of {kinds}")
-        with key_in_errors("tokenizer"):
-            return Tokenizer.load(name)
 
     def _learn_tokenizer(self, kind: TokenizerKind) -> Tokenizer:
         name, size, sources = self.config.tokenizer, self.config.vocab_size, self.sources("train")

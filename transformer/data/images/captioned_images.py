@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from transformer.config import Place
 from transformer.data.cache.disk_cache import load_array
+from transformer.data.corpus import check_size, read_tokenizer
 from transformer.data.encoders.labels import find_labels
 from transformer.data.images.images import ImageData, ImageDataConfig, ImageRows, names_of
 from transformer.data.loader import HostBatch, Rows
@@ -29,6 +29,8 @@ class CaptionedDataConfig(ImageDataConfig):
     vocab_size: int = 4096  # vocabulary size of bpe and words
     # most tokens of a text, [CLS] and [SEP] among them; longer ones are truncated
     passage_length: Length = 32
+
+    checks: ClassVar = {**ImageDataConfig.checks, "tokenizer": check_size, "vocab_size": check_size}
 
 
 class CaptionedData(ImageData):
@@ -81,13 +83,10 @@ class CaptionedData(ImageData):
 
     def _make_tokenizer(self) -> Tokenizer:
         name, kind = self.config.tokenizer, TOKENIZERS.get(self.config.tokenizer)
-        if kind is not None:
-            texts = self.texts("train") if kind.learns else ()
-            return Tokenizer.train(name, texts, self.config.vocab_size if kind.least_size else 0)
-        if not Path(name).expanduser().is_file():
-            kinds = ", ".join(TOKENIZERS)
-            raise UserError(f"data.tokenizer: {name!r} is not a file; expected one, or one of {kinds}")
-        return Tokenizer.load(name)
+        if kind is None:
+            return read_tokenizer(name)
+        texts = self.texts("train") if kind.learns else ()
+        return Tokenizer.train(name, texts, self.config.vocab_size if kind.least_size else 0)
 
 
 class CaptionedRows(Rows):
