@@ -56,6 +56,12 @@ EDITS = {
             "one_card_for_a_group": ("moved.sent / (moved.ways - 1) * (parts - 1)", "share"),
             "ends_are_joined": ("2 if span == size >= chip.wrapped else 1", "2"),
             "links_are_shared_in_turn": (" * len(group) / len(chips)", ""),
+            "steps_between_hosts_are_near": ("between * far)", "between * near)"),
+            "data_have_the_whole_rate": ("sending / share", "sending"),
+            "slowest_protocol": ("min(times) if steps", "max(times) if steps"),
+            "one_round_of_steps": ("rounds * (members - 1), rounds", "members - 1, rounds"),
+            "one_round_between_hosts": ("rounds * (hosts - 1)", "hosts - 1"),
+            "latency_is_divided": ("chip.efficiency * (before", "(before"),
             "the_long_way_round": ("np.minimum(steps, sizes - steps)", "steps"),
             "first_group_counts": (
                 "max((_between_gpus(moved, chip, group) for group in groups), key=operator.itemgetter(1))",

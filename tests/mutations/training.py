@@ -411,6 +411,16 @@ EDITS = {
             "file_not_named": ("error.filename = str(path)", "pass"),
         },
     ),
+    "transformer/training/extras/stragglers.py": (
+        "tests/training/extras/test_stragglers.py",
+        {
+            "mean_device": ("float(np.median(all_pd[:, 1:]))", "float(np.mean(all_pd[:, 1:]))"),
+            "a_little_slower": ("times_pd > SLOW * median", "times_pd > median"),
+            "own_wait": ("all_pd[:, 0].max()", "all_pd[:, 0].min() * 0"),
+            "goodput_of_all_steps": ("(step - before[0])", "step"),
+            "more_than_all": ("min(1.0, stepping", "max(0.0, stepping"),
+        },
+    ),
     "transformer/training/checkpoints/storage.py": (
         "tests/faults/test_full_disks.py",
         {

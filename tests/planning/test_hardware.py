@@ -29,8 +29,34 @@ def tpus(*shape, slices=1):
     ]
 
 
+MANY = 10**6
+
+
 def seconds(operation, groups, chip, devices, size=8 * GB):
-    return duration(Collective(operation, size, np.asarray(groups)), CHIPS[chip], devices)
+    """Of so many bytes that latency does not count, for each millionth of them."""
+    link, whole = duration(Collective(operation, size * MANY, np.asarray(groups)), CHIPS[chip], devices)
+    return link, whole / MANY
+
+
+@pytest.mark.parametrize(
+    ("operation", "groups", "hosts", "near", "far"),
+    [
+        ("all-gather", [range(8)], 1, 7, 0),
+        ("reduce-scatter", [range(32)], 4, 28, 3),
+        ("all-reduce", [range(32)], 4, 56, 6),
+        ("all-gather", np.arange(32).reshape(4, 8).T, 4, 0, 3),  # one of each host
+        ("collective-permute", [[0, 1]], 1, 1, 0),
+        ("collective-permute", [[0, 8]], 2, 0, 1),
+    ],
+)
+def test_each_step_of_a_ring_of_gpus_takes_its_time(operation, groups, hosts, near, far):
+    devices, rate = gpus(hosts, 8), seconds(operation, groups, "h100", gpus(hosts, 8))[1] / (8 * GB)
+    for size in (0, 10**5, 10**6, 10**7, 10**8):
+        moved = Collective(operation, size, np.asarray(groups))
+        low = 0.53 * (6.6 + 0.6 * near + 2.7 * far) + 1e6 * rate * size * 2
+        middle = 0.53 * (14.0 + 1.9 * near + 4.0 * far) + 1e6 * rate * size * 128 / 120
+        high = 0.53 * (8.4 + 3.4 * near + 14.0 * far) + 1e6 * rate * size
+        assert duration(moved, CHIPS["h100"], devices)[1] == pytest.approx(1e-6 * min(low, middle, high))
 
 
 def test_within_a_host():

@@ -29,6 +29,7 @@ PROGRAM = """
     from tests.training.toy import Loader
     from transformer.run_folder import RunFolder
     from transformer.training.checkpoints.checkpoint import Checkpoints
+    from transformer.training.extras.stragglers import Stragglers
     from transformer.training.hooks import Hook
     from transformer.training.logging.writers import make_writers
 
@@ -56,7 +57,7 @@ PROGRAM = """
         writers = make_writers(RunFolder(workdir), 0 if state is None else int(state.step))
         state, reason = test_loop.run(
             steps, state, Half(), checkpoints=checkpoints, writers=writers, checkpoint_every=10,
-            checkpoint_minutes=MINUTES[process], hooks=[evaluation] if evaluation.every else [],
+            checkpoint_minutes=MINUTES[process], hooks=[evaluation] if evaluation.every else [Stragglers(5)],
         )
     print(process, reason, int(state.step), len(writers), evaluation.done)
 """
@@ -137,7 +138,10 @@ def test_processes_stop_together_and_their_checkpoint_fits_one_process(tmp_path)
         f"0 finished {stopped + 3} 2 0",
         f"1 finished {stopped + 3} 0 0",
     ]
-    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [line["step"] for line in lines]
+    measured = [line for line in lines if "devices/slowest" in line]
+    assert len(measured) >= stopped // 5 and all(line["devices/slowest"] >= 1 for line in measured)
     assert steps == sorted(set(steps)) and steps[-1] == stopped + 3
     with Checkpoints(tmp_path / "checkpoints", write=False) as checkpoints:
         restored = checkpoints.restore(test_loop.toy()[1])

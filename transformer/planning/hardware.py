@@ -114,6 +114,15 @@ BETWEEN_DIES = 12
 """The bandwidth between the two devices of a TPU7x chip, relative to `link`: an assumption, that of the six
 links of a chip together."""
 
+PROTOCOLS = (
+    (6.6e-6, 0.6e-6, 2.7e-6, 0.5),
+    (14.0e-6, 1.9e-6, 4.0e-6, 120 / 128),
+    (8.4e-6, 3.4e-6, 14.0e-6, 1.0),
+)
+"""NCCL's ways to send in a ring, LL, LL128 and Simple: seconds before the first step, in each step over
+NVLink and over the network, and the share of the rate that is left for data. Source:
+`ncclTunerConstantsDefaults` and `ncclTopoTuneModel` of NCCL, src/graph/tuning.cc; not measured here."""
+
 TO_COMPILE = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -198,8 +207,8 @@ def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
 
 
 def duration(moved: Collective, chip: Chip, devices: Sequence[jax.Device]) -> tuple[str, float]:
-    """The slowest kind of link that a collective uses, and the seconds that it takes at full rate: the most
-    of any of its groups of `devices`, in the order of the mesh."""
+    """The slowest kind of link that a collective uses, and the seconds that it takes at full rate, among GPUs
+    with the latency of its steps: the most of any of its groups of `devices`, in the order of the mesh."""
     groups = [[devices[place] for place in group] for group in moved.groups.tolist()]
     if not chip.wrapped:
         return max((_between_gpus(moved, chip, group) for group in groups), key=operator.itemgetter(1))
@@ -209,8 +218,24 @@ def duration(moved: Collective, chip: Chip, devices: Sequence[jax.Device]) -> tu
 
 def _between_gpus(moved: Collective, chip: Chip, group: list[Any]) -> tuple[str, float]:
     hosts = len({device.process_index for device in group})
-    near, far = moved.sent / chip.link, _far(moved, hosts) / chip.network
-    return ("network", far) if far >= near else ("NVLink", near)
+    inside, outside = moved.sent / chip.link, _far(moved, hosts) / chip.network
+    link, sending = ("network", outside) if outside >= inside else ("NVLink", inside)
+    steps, between = _steps(moved, len(group), hosts)
+    times = [
+        # All seconds of a step are divided by the share of the rates, which latency has nothing to do with.
+        chip.efficiency * (before + (steps - between) * near + between * far) + sending / share
+        for before, near, far, share in PROTOCOLS
+    ]
+    return link, min(times) if steps else 0.0
+
+
+def _steps(moved: Collective, members: int, hosts: int) -> tuple[int, int]:
+    """The steps of a ring through all GPUs of a group, and those of them between hosts: one fewer than there
+    are GPUs, and hosts; twice as many of an all-reduce; one of a permute."""
+    if moved.operation.startswith("collective"):
+        return min(1, members - 1), min(1, hosts - 1)
+    rounds = 1 + (moved.operation == "all-reduce")
+    return rounds * (members - 1), rounds * (hosts - 1)
 
 
 def _between_tpus(moved: Collective, chip: Chip, group: list[Any], sizes: np.ndarray) -> tuple[str, float]:

@@ -97,6 +97,8 @@ def make_plan(run: Run, efficiency: float | None = None) -> Plan:
         raise TooLarge(f"{used[1]} of {used[2]}" if used else "out of memory") from None
     devices = [*run.mesh.devices.flat]
     chip, tokens = chip_of(devices), run.config.train.batch_size * run.experiment.tokens_per_example
+    if chip and efficiency:
+        chip = dataclasses.replace(chip, efficiency=efficiency)
     program = Program.read(compiled.as_text() or "")
     return Plan(
         devices=len(devices),
@@ -109,7 +111,7 @@ def make_plan(run: Run, efficiency: float | None = None) -> Plan:
         schedule=schedule(program, chip, devices, attention_flops(run)),
         model_flops=run_flops_per_token(run) * tokens / len(devices),
         peak=peak(run, chip),
-        efficiency=efficiency or (chip.efficiency if chip else 1.0),
+        efficiency=chip.efficiency if chip else efficiency or 1.0,
         attention="\n".join(dict.fromkeys(attention)),
     )
 

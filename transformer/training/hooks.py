@@ -74,8 +74,8 @@ class Evaluate(Hook):
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, float]:
         """The results of `measure`; raises `UserError` if `best` is none of them."""
         values = self.measure(state.eval_params)
-        if self.best and self.best not in values:
-            raise _not_measured(self.best, values)
+        if self.best and (best := self.best.removeprefix("-")) not in values:
+            raise _not_measured(best, values)
         return values
 
     def measure(self, params: Params) -> dict[str, float]:

@@ -20,6 +20,7 @@ from transformer.training.experiment import Batches, Objective, Params, Put
 from transformer.training.extras.compiler_options import check_compiler_options, options_for
 from transformer.training.extras.divergence import Watch
 from transformer.training.extras.step_options import step_options
+from transformer.training.extras.stragglers import Stragglers
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, check_measured
 from transformer.training.logging.throughput import peak_flops, run_flops_per_token
 from transformer.training.logging.writers import EXTRAS, LatestValues, check_installed, make_writers, names_of
@@ -112,10 +113,10 @@ class Run:
     @functools.cached_property
     def hooks(self) -> list[Hook]:
         """The hooks of training; errors of the validation data are raised here."""
-        c = self.config.train
-        hooks: list[Hook] = [Evaluate(c.evaluate_every, self.validation, c.keep_best.removeprefix("-"))]
-        hooks.append(Profile(c.profile_from, c.profile_steps, self.folder.profile))
-        return [*hooks, *self.experiment.hooks(self.folder), *self.extra_hooks]
+        c, more = self.config.train, [*self.experiment.hooks(self.folder), *self.extra_hooks]
+        slow = [Stragglers(c.devices_every)] if c.devices_every else []
+        profile = Profile(c.profile_from, c.profile_steps, self.folder.profile)
+        return [Evaluate(c.evaluate_every, self.validation, c.keep_best), profile, *slow, *more]
 
     @functools.cached_property
     def validation(self) -> dict[str, Evaluator]:

@@ -50,7 +50,15 @@ class TrainConfig(Bounded):
     spike: Annotated[NonnegativeFloat, only("rollbacks")] = 0.0
     profile_from: Annotated[Positive, only("profile_steps")] = 10  # step after which the profiler starts
     profile_steps: Nonnegative = 0  # steps to profile; 0: off
+    # steps between measurements of every device (see `Stragglers`), a multiple of log_every; 0: none
+    devices_every: Nonnegative = 0
     writers: str = "jsonl,tensorboard"  # comma-separated keys of WRITERS; "": none
+
+    def _check_devices(self) -> None:
+        if self.devices_every % self.log_every:
+            raise UserError(
+                f"devices_every: {self.devices_every}; expected a multiple of log_every {self.log_every}"
+            )
 
     def _check_average(self) -> None:
         if self.average_last > self.keep_last:
@@ -70,6 +78,7 @@ class TrainConfig(Bounded):
     checks: ClassVar = {
         "average_last": _check_average,
         "keep_best": _check_best,
+        "devices_every": _check_devices,
         "writers": lambda config: names_of(config.writers),
     }
 
