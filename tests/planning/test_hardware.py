@@ -33,7 +33,7 @@ MANY = 10**6
 
 
 def seconds(operation, groups, chip, devices, size=8 * GB):
-    """Of so many bytes that latency does not count, for each millionth of them."""
+    """For a millionth of an array that is too large for its latency to count."""
     link, whole = duration(Collective(operation, size * MANY, np.asarray(groups)), CHIPS[chip], devices)
     return link, whole / MANY
 
