@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,13 +176,14 @@ def contest(
     row: Callable[[str, str, Contestant, Contestant, float], dict[str, object]],
     measure: Callable[[str], float] = lambda case: 0.0,
     default: Sequence[str] = (),
+    absent: Collection[tuple[str, str]] = (),
 ) -> None:
     """The main program of a benchmark: parses flags, alternates the contestants, prints a table.
 
     `work(name, case)` runs in the process of a contestant; `row(case, name, contestant, first, limit)`
     returns a row of the table, where `limit` is `measure(case)`, a peak rate of the machine. Contestants
     named "ours" and "plain..." always run, others with `--peer`; `--only` names some. Without `--cases` those
-    of `default` run, or all.
+    of `default` run, or all. `absent` are the (name, case) that do not exist.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -200,7 +201,9 @@ def contest(
         rows = []
         # The peers run with their own allocator's defaults, as their users start them.
         there = {
-            name: Contestant(module, name, case, malloc={} if is_peer(name) else MALLOC) for name in names
+            name: Contestant(module, name, case, malloc={} if is_peer(name) else MALLOC)
+            for name in names
+            if (name, case) not in absent
         }
         alternate(there, flags.repeats)
         limit = measure(case)

@@ -5,11 +5,14 @@
 6 + 6 layers, d_model 512, 8 heads, d_ff 2048, vocabulary 8000, source and target of 64 tokens, float32;
 training with 16 pairs per batch, beam search with 4 beams for 1 and for 16 sources; `beam16-256` may write
 256 tokens and ends after 64 as well, as most texts end before a limit. `--peer` adds the Marian model of
-Hugging Face transformers on PyTorch (`pip install torch transformers`) with the same weights; the table has
-both losses and the share of equal tokens. No hypothesis ends early.
+Hugging Face transformers on PyTorch with the same weights, and for beam search CTranslate2 with them (`pip
+install torch transformers ctranslate2`); the table has the losses and the share of equal tokens. No
+hypothesis ends early.
 """
 
+import os
 import statistics
+import tempfile
 import time
 
 import numpy as np
@@ -125,8 +128,8 @@ def ours(case: str):
     return call, report
 
 
-def transformers(case: str):
-    import torch
+def marian():
+    """The Marian model of `transformers` with these weights."""
     from transformers import MarianConfig, MarianMTModel
 
     config = MarianConfig(
@@ -149,6 +152,13 @@ def transformers(case: str):
     )
     model = MarianMTModel(config)
     model.load_state_dict(_marian(weights()), strict=False)
+    return model
+
+
+def transformers(case: str):
+    import torch
+
+    model = marian()
     source, inputs, targets = (torch.from_numpy(x).long() for x in tokens(CASES[case]))
     if case != "train":
         model.eval()
@@ -173,6 +183,32 @@ def transformers(case: str):
         return loss.item()
 
     return call, {"compile_s": 0.0}
+
+
+def ctranslate2(case: str):
+    import ctranslate2
+    from ctranslate2.converters.transformers import BartLoader
+
+    model, names = marian(), [f"t{number}" for number in range(VOCAB)]
+    model.config.normalize_before, model.config.normalize_embedding = False, False
+    spec = BartLoader().get_model_spec(model)  # Marian's own leaves out the last row
+    spec.register_source_vocabulary(names)
+    spec.register_target_vocabulary(names)
+    spec.config.decoder_start_token = spec.config.eos_token = spec.config.unk_token = names[0]
+    spec.config.add_source_eos = False
+    options = {"beam_size": BEAMS, "max_decoding_length": LENGTH, "min_decoding_length": LENGTH}
+    texts = [[names[token] for token in row] for row in tokens(CASES[case])[0].tolist()]
+    with tempfile.TemporaryDirectory() as folder:
+        spec.validate()
+        spec.save(folder)
+        threads = {"inter_threads": 1, "intra_threads": len(os.sched_getaffinity(0))}
+        translator = ctranslate2.Translator(folder, compute_type="float32", **threads)
+
+    def search() -> np.ndarray:
+        found = translator.translate_batch(texts, **options)
+        return np.array([[int(name[1:]) for name in result.hypotheses[0]] for result in found])
+
+    return search, {"compile_s": 0.0}
 
 
 def _marian(ours: dict[str, np.ndarray]) -> dict:
@@ -204,7 +240,7 @@ def _marian(ours: dict[str, np.ndarray]) -> dict:
     return {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in named.items()}
 
 
-CONTESTANTS = {"ours": ours, "transformers": transformers}
+CONTESTANTS = {"ours": ours, "transformers": transformers, "ctranslate2": ctranslate2}
 
 
 def work(name: str, case: str) -> None:
@@ -235,4 +271,5 @@ def row(case: str, name: str, contestant: Contestant, first: Contestant, limit: 
 
 
 if __name__ == "__main__":
-    common.contest("benchmarks.translation_speed", __doc__, list(CASES), CONTESTANTS, work, row)
+    absent = [("ctranslate2", "train")]
+    common.contest("benchmarks.translation_speed", __doc__, [*CASES], CONTESTANTS, work, row, absent=absent)
