@@ -138,8 +138,7 @@ class Experiment(Objective, ABC):
         self, folder: RunFolder, name: Path, values: Callable[[Params], tuple | None], draw: Any
     ) -> Pictures:
         """The hook that draws `values(params)` into the folder `name` of a run, as often as samples."""
-        c = self.config.train
-        return Pictures(c.sample_every, name, values, draw, folder.events, c.writers)
+        return Pictures(self.config.train, folder, name, values, draw)
 
     # The data.
 
@@ -301,5 +300,5 @@ class TextObjective(Experiment):
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """The sample, and the attention map."""
-        samples = Samples(self.config.train.sample_every, self.sample, folder.samples)
+        samples = Samples(self.config.train, folder, self.sample)
         return [samples, self.pictures(folder, folder.attention, self.attended, draw_attention)]

@@ -112,7 +112,7 @@ class InContextRegression(Experiment):
             pairs = zip(self._predictions(params, batch["tokens"]), batch["targets"], strict=True)
             return "\n".join(f"prediction {y:8.4f}  target {target:8.4f}" for y, target in pairs)
 
-        return [Samples(self.config.train.sample_every, sample, folder.samples)]
+        return [Samples(self.config.train, folder, sample)]
 
     def problem(self, text: str) -> str:
         """Why a text is not a list of examples and a query; "" if it is one."""

@@ -136,7 +136,7 @@ class SpanExtraction(Experiment):
                 for question, answer in shown
             )
 
-        return [Samples(self.config.train.sample_every, sample, folder.samples)]
+        return [Samples(self.config.train, folder, sample)]
 
     def problem(self, text: str) -> str:
         """Why a line cannot be answered: it has no question or no text."""

@@ -81,7 +81,7 @@ class WordEmbedding(Experiment):
             words = vectors.common(MAPPED)
             return (np.stack([vectors[word] for word in words]), words) if len(words) >= 3 else None
 
-        samples = Samples(self.config.train.sample_every, sample, folder.samples)
+        samples = Samples(self.config.train, folder, sample)
         return [samples, self.pictures(folder, folder.maps, mapped, draw_map)]
 
     def predict(

@@ -59,7 +59,7 @@ class RunFolder:
     rollbacks = RunFile("rollbacks.json")  # where training went back to an earlier checkpoint
     diverged = RunFile("diverged")  # batches with which training went wrong
     metrics = RunFile("metrics.jsonl")
-    events = RunFile("events")
+    earlier_events = RunFile("events")  # TensorBoard's events of runs that earlier versions have started
     trackers = RunFile("trackers.json")  # ids of the run in experiment trackers
     samples = RunFile("samples")
     attention = RunFile("attention")  # attention maps
@@ -77,6 +77,11 @@ class RunFolder:
         if is_written and (REMOTE.search(str(path)) or UNUSABLE.search(os.path.abspath(path))):
             raise UserError(f"--workdir: {path} {why_not_local(path)}")
         self.path = Path(path)
+
+    @property
+    def events(self) -> Path:
+        """The folder of TensorBoard's events: TensorBoard shows a run by the name of that folder."""
+        return self.earlier_events if self.earlier_events.is_dir() else self.path
 
     @classmethod
     def names(cls) -> list[str]:

@@ -27,6 +27,7 @@ from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.checkpoints.resilience import FolderIdentity, ResilientCheckpoints
 from transformer.training.checkpoints.storage import AppendFile
 from transformer.training.hooks import Hook, Samples
+from transformer.training.logging.events import event_files
 from transformer.training.logging.retrying_writer import RetryingWriter
 from transformer.training.logging.writers import MetricsFile, make_writers
 
@@ -51,7 +52,7 @@ def events(directory: Path) -> Iterator[Any]:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
-    for path in sorted(directory.iterdir()):
+    for path in event_files(directory):
         rest = path.read_bytes()
         while rest:
             (size,) = struct.unpack("<Q", rest[:8])
@@ -104,7 +105,8 @@ def test_training_goes_on_while_the_disk_is_full(tmp_path, capfd, monkeypatch):
 
         folder = RunFolder(disk)
         with Quiet(folder.checkpoints, keep_last=2) as checkpoints:
-            hooks = [Do(act), Samples(2, lambda params: "a sample", folder.samples)]
+            keys = types.SimpleNamespace(sample_every=2, writers="jsonl")
+            hooks = [Do(act), Samples(keys, folder, lambda params: "a sample")]
             state, reason = test_loop.run(
                 12, checkpoints=checkpoints, hooks=hooks, writers=make_writers(folder, 0),
                 checkpoint_every=2, log_every=1,

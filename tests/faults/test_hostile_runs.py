@@ -171,6 +171,7 @@ def test_large_files_that_are_not_read_are_fine(folder, tmp_path):
     there = RunFolder(shutil.copytree(folder.path, tmp_path / "events"))
     huge(there.path / "events" / "of_a_long_run", None)
     huge(there.path / "notes.tar", None)
+    there.vet()
     assert stored_config(there)["experiment"] == "language_modeling"
 
 

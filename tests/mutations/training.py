@@ -1,6 +1,36 @@
 """Mutations of training, its sums and its processes: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/training/logging/events.py": (
+        "tests/training/logging/test_tensorboard.py",
+        {
+            "markdown": ('textwrap.indent(text, "    ", lambda line: True)', "text"),
+            "blank_lines": (", lambda line: True)", ")"),
+            "truth_is_a_number": ("case bool():", "case ():"),
+            "one_file": ("if len(event_files(self._directory)) != self._files:", "if False:"),
+            "a_file_each_time": ("if len(event_files(self._directory)) != self._files:", "if True:"),
+            "no_config": ("if keys := config_keys(folder):", "if keys := {}:"),
+            "another_name": ("SessionStartInfo(group_name=name)", "SessionStartInfo()"),
+        },
+    ),
+    "transformer/run_folder.py": (
+        "tests/training/logging/test_tensorboard.py",
+        {
+            "new_folder": ("if self.earlier_events.is_dir() else self.path", "if False else self.path"),
+            "under_another_name": ("if self.earlier_events.is_dir() else self.path", ""),
+        },
+    ),
+    "transformer/training/hooks.py": (
+        "tests/training/logging/test_tensorboard.py",
+        {
+            "no_texts": ('self.show("samples", ', '(lambda *_: None)("samples", '),
+            "always_events": ('if "tensorboard" in names_of(self.config.writers):', "if True:"),
+        },
+    ),
+    "transformer/training/logging/writers.py": (
+        "tests/training/logging/test_tensorboard.py",
+        {"opened_late": ("RunEvents(folder, step) if again else None", "None")},
+    ),
     "transformer/training/losses/info_nce.py": (
         "tests/training/losses/test_info_nce.py",
         {

@@ -28,6 +28,7 @@ from transformer.training.checkpoints import resilience
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.extras.divergence import Watch
 from transformer.training.hooks import Evaluate, Hook, Profile
+from transformer.training.logging.events import event_files
 from transformer.training.logging.writers import MetricsFile, make_writers
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
@@ -696,7 +697,7 @@ def test_writers_agree(tmp_path):
         hooks=[Evaluate(2, {"eval": lambda params: {"loss": 2.0}})],
     )
     assert [line["step"] for line in lines(tmp_path)] == [2, 4]
-    assert list((tmp_path / "events").glob("events.out.tfevents.*"))
+    assert event_files(tmp_path)
 
 
 def test_hooks_and_evaluators_may_return_arrays_of_one_number(tmp_path):

@@ -5,11 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
 from transformer.errors import UserError, brief
+from transformer.run_folder import RunFolder
 from transformer.safe_files import replace
 from transformer.training.logging import trace
 from transformer.training.logging.events import Events
@@ -183,35 +184,49 @@ class SaveCheckpoint(Hook):
 
 
 @dataclass
-class Samples(Hook):
-    """Writes `sample(params)` to `directory`/<step>.txt."""
+class Shown(Hook):
+    """A hook every `train.sample_every` steps whose result TensorBoard shows if the run writes its events."""
 
-    every: int
+    config: "TrainConfig"
+    folder: RunFolder
+
+    def due(self, step: int, last: bool) -> bool:
+        """After the last step, and every `train.sample_every`."""
+        return last or is_due(self.config.sample_every, step)
+
+    def show(self, kind: str, add: Callable[[Events], None]) -> None:
+        """Calls `add` with a new file of events, if the run writes them; `kind` ends the file's name."""
+        if "tensorboard" in names_of(self.config.writers):
+            with Events(self.folder.events, suffix=f".{kind}") as events:
+                add(events)
+
+
+@dataclass
+class Samples(Shown):
+    """Writes `sample(params)` to `samples/`<step>.txt, and to TensorBoard."""
+
     sample: Callable[[Params], str]
-    directory: Path
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
         """Samples on every process, writes on the first."""
         text = self.sample(state.eval_params)
         if jax.process_index() == 0:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            replace(self.directory / f"{step:08d}.txt", text + "\n")
+            self.folder.samples.mkdir(parents=True, exist_ok=True)
+            replace(self.folder.samples / f"{step:08d}.txt", text + "\n")
+            self.show("samples", lambda events: events.add_text("sample", text, step))
 
 
 @dataclass
-class Pictures(Hook):
-    """Draws `directory`/<step>.png, and adds it to TensorBoard if the run writes that.
+class Pictures(Shown):
+    """Draws `directory`/<step>.png, and adds it to TensorBoard.
 
     `values(params)`, called on every process, returns the arguments of `draw` before the path, or None to
     draw nothing.
     """
 
-    every: int
     directory: Path
     values: Callable[[Params], tuple | None]
     draw: Callable[..., None]
-    events: Path  # the folder of TensorBoard's events
-    writers: str  # the run's `train.writers`
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
         """Computes on every process, draws on the first."""
@@ -221,11 +236,14 @@ class Pictures(Hook):
         path = self.directory / f"{step:08d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         self.draw(*values, path)
-        if "tensorboard" in names_of(self.writers):
-            from matplotlib.image import imread
+        self.show("pictures", lambda events: events.add_picture(self.directory.name, pixels_of(path), step))
 
-            with Events(self.events, suffix=".pictures") as writer:
-                writer.add_picture(self.directory.name, imread(path)[..., :3], step)
+
+def pixels_of(path: Path) -> Any:
+    """The pixels (h, w, 3) of a picture in a file."""
+    from matplotlib.image import imread
+
+    return imread(path)[..., :3]
 
 
 @dataclass

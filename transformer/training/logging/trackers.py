@@ -23,6 +23,7 @@ from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
 from transformer.safe_files import replace
 from transformer.training.checkpoints.storage import reason
+from transformer.training.logging.events import config_keys
 
 PER_CALL = {"metrics": 1000, "parameters": 100}
 """The most values that a call of MLflow takes."""
@@ -133,14 +134,6 @@ def keep_id(folder: RunFolder, tracker: str, run_id: str) -> None:
     replace(folder.trackers, json.dumps(_ids(folder) | {tracker: run_id}))
 
 
-def config_keys(folder: RunFolder) -> dict[str, Any]:
-    """The keys of the folder's config, {"model.d_model": 256, ...}; {} if there is none. A mapping whose keys
-    are not names, such as `data.sources`, is one value: trackers do not take any text as a key."""
-    return (
-        dict(_flat(json.loads(folder.config.read_text(encoding="utf-8")))) if folder.config.exists() else {}
-    )
-
-
 def _ids(folder: RunFolder) -> dict[str, str]:
     if not folder.trackers.exists():
         return {}
@@ -153,14 +146,6 @@ def _ids(folder: RunFolder) -> dict[str, str]:
             f"{folder.trackers}: expected the ids of trackers; without it new runs are started there"
         )
     return ids
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and all(name.isidentifier() for name in value):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _batches(values: list[Any], size: int) -> Iterator[list[Any]]:

@@ -21,7 +21,7 @@ from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
 from transformer.safe_files import replace
 from transformer.training.checkpoints.storage import AppendFile
-from transformer.training.logging.events import Events
+from transformer.training.logging.events import RunEvents
 
 
 class Writer(Protocol):
@@ -63,19 +63,17 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """`events/`, TensorBoard events. The first file is opened with the first values. Where there are some, a
-    new one is opened at once: its mark of the steps to hide must come before pictures of them, which are
-    in files of their own."""
+    """TensorBoard events, and the config as text and as hyperparameters. The first file is opened with the
+    first values. Where there are some, a new one is opened at once: its mark of the steps to hide must come
+    before samples and pictures of them, which are in files of their own."""
 
     def __init__(self, folder: RunFolder, step: int):
-        self._directory = folder.events
-        again = self._directory.is_dir()
-        self._events = Events(self._directory, purge_step=step + 1) if again else None
+        self._folder, again = folder, any(folder.path.glob("events*"))
+        self._events = RunEvents(folder, step) if again else None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one scalar per value."""
-        # TensorBoard hides nothing at the first start of a run that it reads, so the first file has one too.
-        self._events = self._events or Events(self._directory, purge_step=step + 1)
+        self._events = self._events or RunEvents(self._folder, step)
         self._events.add_scalars(step, values)
 
     def close(self) -> None:
