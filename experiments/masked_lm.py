@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.base import TextObjective
 from transformer.data.encoders.masked_text import MaskedData, MaskedDataConfig
-from transformer.data.tokenization.special_tokens import MARK, encode_masked
+from transformer.data.tokenization.special_tokens import MARK, encode_masked, mask_problem
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.devices import on_host
 from transformer.errors import UserError
@@ -127,7 +127,9 @@ class MaskedLanguageModeling(TextObjective):
         return first_tokens(self.attention(params, self._masked_line))
 
     def problem(self, text: str) -> str:
-        """Why a text cannot be answered: it has no mask, or is too long."""
+        """Why a text cannot be answered: it has no mask, one with a wrong number, or is too long."""
+        if problem := mask_problem(text):
+            return problem
         if not MARK.search(text) and self.mask not in text:
             return f"has no {self.mask}: which word is to be guessed?"
         count, room = len(self.masked_tokens(text)), self.config.data.sequence_length
@@ -141,10 +143,11 @@ class MaskedLanguageModeling(TextObjective):
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
-        """For each `[MASK]` of a text one line: the likeliest tokens with their probabilities, tab-separated.
+        """For each mask of a text, `[MASK]` or one of `[MASK*3]`, one line: the likeliest tokens with their
+        probabilities given the text without any of its masks, tab-separated.
 
         Raises:
-          UserError: a text without `[MASK]`, or one that is too long.
+          UserError: a text without a mask, or one that is too long.
         """
 
         @jax.jit

@@ -14,7 +14,7 @@ from experiments.language_modeling import LanguageModeling
 from transformer.config import Bounded, NonnegativeFloat, OneOf, Positive
 from transformer.data.encoders.noised_text import NoisedData
 from transformer.data.text.packed_text import TextDataConfig
-from transformer.data.tokenization.special_tokens import MARK, encode_masked
+from transformer.data.tokenization.special_tokens import MARK, encode_masked, mask_problem
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.denoising import ORDERS, fill_masks
 from transformer.decoding.generation import bucket
@@ -93,7 +93,9 @@ class DiffusionLanguageModeling(TextObjective):
         return "\n\n".join(next(self.predict(params, [self.config.sample.prompt])))
 
     def problem(self, text: str) -> str:
-        """Why a text cannot be filled in: it is too long."""
+        """Why a text cannot be filled in: a mask has a wrong number, or it is too long."""
+        if problem := mask_problem(text):
+            return problem
         count, most = len(self.masked_tokens(text)), self.longest
         return f"has {count} tokens with its masks; the model reads {most}" if count > most else ""
 

@@ -1,6 +1,15 @@
 """Mutations of `transformer/data`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/data/tokenization/special_tokens.py": (
+        "tests/data/tokenization/test_masks_in_texts.py",
+        {
+            "one_mask_each": ("[mask] * int(mark[1] or 1)", "[mask]"),
+            "any_number": ("([1-9]\\d{0,3})", "(\\d{1,5})"),
+            "the_space_of_the_word": ('before.removesuffix(" ") if spaced else before', "before"),
+            "what_cannot_be_read_is_text": ('if wrong else ""', 'if False else ""'),
+        },
+    ),
     "transformer/data/text/cutting.py": (
         "tests/data/text/test_cutting.py",
         {

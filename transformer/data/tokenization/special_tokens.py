@@ -17,8 +17,14 @@ def takes_space(tokenizer: Tokenizer) -> bool:
     return any(tokenizer.find(name) is not None for name in ("\u0120a", "\u2581a"))
 
 
-MARK = re.compile(r"\[MASK(?:\*(\d{1,4}))?\]")
+MARK = re.compile(r"\[MASK(?:\*([1-9]\d{0,3}))?\]")
 """A mask in a text, `[MASK]`, or several, `[MASK*12]`."""
+
+
+def mask_problem(text: str) -> str:
+    """Why the masks of a text cannot be read: one has a number that is not from 1 to 9999; or ""."""
+    wrong = [mark for mark in re.findall(r"\[MASK\*[^\]]*\]", text) if not MARK.fullmatch(mark)]
+    return f"has {wrong[0]}; expected [MASK], or [MASK*N] with N from 1 to 9999" if wrong else ""
 
 
 def encode_masked(tokenizer: Tokenizer, text: str, mask: int) -> list[int]:
