@@ -26,7 +26,8 @@ TEXT = "The cat's 12 hats, naïve: \n\n  x = fib(3)"
 
 def exported(folder, kind, tokenizer, **keys):
     """A model of transformers, imported here and exported."""
-    made = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**SMALL | keys))
+    make = getattr(transformers, f"{kind}ForCausalLM")
+    made = make(make.config_class(**SMALL | keys))
     parity.save(made, folder / "theirs", 1, tokenizer=tokenizer)
     assert launch.main(["--mode=import", f"--from={folder / 'theirs'}", f"--workdir={folder / 'run'}"]) == 0
     return made, ["--mode=export", f"--workdir={folder / 'run'}", f"--to={folder / 'out'}", "--format=gguf"]
@@ -76,6 +77,43 @@ def test_readers_of_the_format_find_the_model(tmp_path, kind, tied, tokenizer):
         torch.testing.assert_close(theirs.state_dict()[key], value, rtol=0, atol=0)
     tokens = torch.arange(3, 40)[None]
     torch.testing.assert_close(theirs(tokens).logits, made(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 9}
+YARN = {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}
+LOCAL = {"full_attention": {"rope_type": "default", "rope_theta": 9.0}, "sliding_attention": YARN}
+REFUSED = {
+    "positions of windows": (
+        "Gemma3",
+        {"rope_parameters": LOCAL},
+        "rope_parameters: sliding_attention: 'linear'",
+    ),
+    "scale": (
+        "Gemma2",
+        {"query_pre_attn_scalar": 9},
+        "query_pre_attn_scalar: 9 of 2 layers; expected head_dim",
+    ),
+    "largest": (
+        "Gemma2",
+        {"num_hidden_layers": 46},
+        "query_pre_attn_scalar: 8 of 46 layers; expected head_dim",
+    ),
+    "cap": ("Gemma2", {"final_logit_softcapping": None}, "final_logit_softcapping: None; expected a number"),
+    "positions": ("Gemma2", {"rope_scaling": YARN}, "rope_scaling: {'rope_type': 'linear'"),
+    "windows": (
+        "Gemma2",
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types: full_attention, sliding_attention; expected windows but in one layer of 2, its last",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_gemma_that_llama_cpp_does_not_have_is_refused(name, tmp_path, capfd, tokenizer):
+    kind, keys, said = REFUSED[name]
+    _, flags = exported(tmp_path, kind, tokenizer, **GEMMA | keys)
+    assert launch.main(flags) == 2
+    assert f"--format=gguf: {said}" in capfd.readouterr().err
 
 
 def test_what_the_format_cannot_say_is_refused(tmp_path, capfd, tokenizer):

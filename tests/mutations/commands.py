@@ -160,8 +160,44 @@ EDITS = {
         },
     ),
     "commands/exporters/gguf_file.py": (
-        "tests/interop/test_gguf.py tests/interop/test_readers.py",
+        "tests/interop/test_encoder_readers.py",
         {
+            "any_objective": ("if config.experiment not in OBJECTIVES:", "if False:"),
+            "always_the_mean": ("POOLINGS[pooling])", '"MEAN")'),
+            "heads_too": ("if short.startswith(architecture.heads or ()):", "if False:"),
+        },
+    ),
+    "commands/exporters/gguf_tokenizers.py": (
+        "tests/interop/test_encoder_readers.py tests/interop/test_gguf.py",
+        {
+            "no_mark_of_words": ('else f"\\u2581{text}"', "else text"),
+            "continued_words_begin": ('text.removeprefix("##") if', "text if"),
+            "words_with_case": (' and normalizer.get("strip_accents") is not False', ""),
+            "any_case": ('"handle_chinese_chars": True, "lowercase": True}', '"handle_chinese_chars": True}'),
+            "no_separator": ('yield "add_eos_token", True', 'yield "add_eos_token", False'),
+            "special_as_text": ('"CONTROL" if item["special"]', '"NORMAL" if item["special"]'),
+        },
+    ),
+    "commands/exporters/gguf_architectures.py": (
+        "tests/interop/test_gguf.py tests/interop/test_readers.py tests/interop/test_encoder_readers.py",
+        {
+            "scales_less_one": ("return x + 1 if", "return x if"),
+            "every_window": ("if types != [FULL if", "if False and [FULL if"),
+            "any_scale": ('if scalar != values["head_dim"] or', "if"),
+            "the_largest_is_as_others": ("len(types) == {2: 46, 6: 62}[every]", "False"),
+            "no_cap": ("if values[key] is None:", "if False:"),
+            "scaled_positions": ('if values["rope_scaling"]["rope_type"] != "default":', "if False:"),
+            "scaled_windows": (
+                '{FULL: ("default", "linear")}.get(kind, ("default",))',
+                '("default", "linear")',
+            ),
+            "one_base": (
+                '"rope_freq_base_swa": base_of(SLIDING),\n    "rope_scaling_type"',
+                '"rope_scaling_type"',
+            ),
+            "any_activation": ('if values["hidden_act"] not in', "if False and values not in"),
+            "biases": ('if values["norm_bias"]:', "if False:"),
+            "other_windows": ("if types != [SLIDING if", "if False and [SLIDING if"),
             "not_in_their_order": (".swapaxes(1, 2)", ".swapaxes(1, 1)"),
             "order_of_all_architectures": (
                 'Architecture("qwen2", LLAMA, PLAIN)',
@@ -170,7 +206,6 @@ EDITS = {
             "kernels_as_they_are": ('if x.ndim == 2 and ".h." in name', "if x.ndim == 3"),
             "tables_transposed": (' and ".h." in name', ""),
             "windows_forgotten": ('"sliding_window": None}', '"sliding_windows": None}'),
-            "special_as_text": ("{True: kinds.CONTROL,", "{True: kinds.NORMAL,"),
         },
     ),
     "transformer/visualization/html.py": (
