@@ -59,8 +59,6 @@ class SpanExtractionConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_row_length(self)
-        if self.model.num_token_types < 2:
-            raise UserError("model.num_token_types: 1, but a question and a text are to be told apart: 2")
 
 
 class SpanExtraction(Experiment):

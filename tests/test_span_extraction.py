@@ -165,7 +165,6 @@ def test_a_line_that_is_none_is_refused(run, capfd, prompt, message):
     [
         ("data.stride=60", "config.data.stride: 60; expected 1 to 53"),
         ("data.sequence_length=512", "data.sequence_length: 512 is longer than model.max_length 256"),
-        ("model.num_token_types=1", "model.num_token_types: 1, but a question and a text"),
         ("answer.max_tokens=0", "config.answer.max_tokens: 0; expected at least 1"),
         ("data.misplaced=ignore", "config.data.misplaced: 'ignore'"),
         ("data.answers_field=answer", "a.jsonl:1: no field 'answer'; expected"),

@@ -34,6 +34,13 @@ def words(folder):
     return {"vocab_size": len(WORDS), "max_position_embeddings": 40}
 
 
+def mpnet_words(folder):
+    """MPNet's tokenizer: BERT's vocabulary after the special tokens of RoBERTa."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *WORDS, "<mask>"]
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    return {"vocab_size": len(tokens), "max_position_embeddings": 40}
+
+
 def byte_pairs(folder):
     """RoBERTa's tokenizer: vocab.json and merges.txt."""
     special = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -46,17 +53,25 @@ def byte_pairs(folder):
     return {"vocab_size": len(tokens), "max_position_embeddings": 60, "type_vocab_size": 1}
 
 
-def masked(folder, make, tokenizer):
+def random_model(make, keys):
+    """A small model of transformers; DistilBERT's have another name for one of the sizes."""
+    known, sizes = make.config_class(), SIZES | {"hidden_dim": SIZES["intermediate_size"]}
+    return make(make.config_class(**{key: size for key, size in sizes.items() if hasattr(known, key)} | keys))
+
+
+def masked(folder, make, tokenizer, **more):
     """A model of transformers for masked language modelling, in a folder with its own tokenizer."""
-    keys = tokenizer(folder)
-    model = make(make.config_class(**SIZES | keys))
+    model = random_model(make, tokenizer(folder) | more)
     parity.save(model, folder, 3)
     (folder / "tokenizer.json").unlink()
     return model, transformers.AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("name", "tokenizer"), [("Bert", words), ("Roberta", byte_pairs)])
+@pytest.mark.parametrize(
+    ("name", "tokenizer"),
+    [("Bert", words), ("Roberta", byte_pairs), ("MPNet", mpnet_words), ("DistilBert", words)],
+)
 def test_masks_are_filled_with_the_same_tokens(name, tokenizer, tmp_path):
     theirs, tokens = masked(tmp_path, getattr(transformers, f"{name}ForMaskedLM"), tokenizer)
     hub = parity.Hub(str(tmp_path))
@@ -116,6 +131,38 @@ def test_bert_is_fine_tuned_and_goes_back(tmp_path, capfd, kind):
     assert again.labels == ["no", "yes"]
     (found,) = again.experiment.predict(again.read(again.abstract), [text])
     assert found[0].split("\t")[1:] == [f"{name}={each}" for name, each in ours.items()]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "tokenizer"), [("Roberta", byte_pairs), ("DistilBert", words)])
+def test_answers_without_types_of_tokens(name, tokenizer, tmp_path, capfd):
+    """A model of one type is imported, points where it does in transformers, is trained on and goes back."""
+    make = getattr(transformers, f"{name}ForQuestionAnswering")
+    folder, run, out = (tmp_path / each for each in ("folder", "run", "out"))
+    folder.mkdir()
+    theirs, _ = masked(folder, make, tokenizer, max_position_embeddings=300)
+    assert launch.main(["--mode=import", f"--from={folder}", f"--workdir={run}"]) == 0
+    capfd.readouterr()
+    prompt = "--prompt=film\tthe film was good"
+    assert launch.main([f"--workdir={run}", "--mode=predict", prompt]) == 0
+    answer = capfd.readouterr().out.rsplit("\t", 1)[0]
+    experiment = parity.Hub(str(folder)).experiment
+    tokens = experiment.data.tokenizer
+    texts = [np.array(tokens.encode(text)) for text in ("film", "the film was good")]
+    ids, _ = experiment.data.special_tokens.build_input(texts)
+    with torch.no_grad():
+        found = theirs(torch.tensor(ids[None]).long())
+    first = len(texts[0]) + 2
+    scores = [each[0, first:-1].numpy() for each in (found.start_logits, found.end_logits)]
+    at = np.triu(scores[0][:, None] + scores[1], 0) + np.tril(np.full((len(texts[1]),) * 2, -np.inf), -1)
+    start, end = np.unravel_index(at.argmax(), at.shape)
+    assert answer == tokens.decode([int(i) for i in texts[1][start : end + 1]]).strip()
+    keys = {"data.sequence_length": 36, "data.question_length": 12, "data.stride": 8}
+    given = [f"--config.{key}={value}" for key, value in (keys | {"initialize_from": run}).items()]
+    tuned = [f"--workdir={tmp_path / 'tuned'}", "--config=configs/finetune_question_answering.py:tiny"]
+    assert launch.main([*tuned, *given]) == 0 and "taken  head/classes" in capfd.readouterr().out
+    assert launch.main([f"--workdir={tmp_path / 'tuned'}", "--mode=export", f"--to={out}"]) == 0
+    assert type(transformers.AutoModelForQuestionAnswering.from_pretrained(out)) is make
 
 
 @pytest.mark.thorough

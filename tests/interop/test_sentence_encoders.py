@@ -12,7 +12,7 @@ from PIL import Image
 
 import launch
 from tests.interop import parity
-from tests.interop.test_encoder_runs import SIZES, byte_pairs, words
+from tests.interop.test_encoder_runs import SIZES, byte_pairs, mpnet_words, random_model, words
 from workdir import embed, load
 
 torch = pytest.importorskip("torch")
@@ -32,6 +32,8 @@ KINDS = {
     "BertModel": (words, {}),
     "RobertaModel": (byte_pairs, {"pad_token_id": 1}),
     "XLMRobertaModel": (byte_pairs, {"pad_token_id": 1}),
+    "MPNetModel": (mpnet_words, {}),
+    "DistilBertModel": (words, {}),
     "ModernBertModel": (words, {"num_hidden_layers": 3, "local_attention": 8, "pad_token_id": 0}),
 }
 LONGEST = 20
@@ -40,12 +42,10 @@ LONGEST = 20
 def encoder(folder, name):
     """A model without a head, of random weights, in a folder with its tokenizer."""
     tokenizer, more = KINDS[name]
-    keys = SIZES | tokenizer(folder) | more
-    make = getattr(transformers, name)
-    parity.save(make(make.config_class(**keys)), folder, 3)
+    parity.save(random_model(getattr(transformers, name), tokenizer(folder) | more), folder, 3)
     (folder / "tokenizer.json").unlink()
-    kind = {words: "BertTokenizer", byte_pairs: "RobertaTokenizer"}[tokenizer]
-    getattr(transformers, kind).from_pretrained(folder).save_pretrained(folder)
+    kinds = {words: "BertTokenizer", byte_pairs: "RobertaTokenizer", mpnet_words: "MPNetTokenizer"}
+    getattr(transformers, kinds[tokenizer]).from_pretrained(folder).save_pretrained(folder)
 
 
 def sentence_model(folder, kind="BertModel", pooling="mean", normalized=True, **more):
@@ -63,6 +63,20 @@ def sentence_model(folder, kind="BertModel", pooling="mean", normalized=True, **
     return folder / "model"
 
 
+def test_beside_modules_the_encoder_alone_is_read(small, tmp_path):
+    """Also where the config names the class that the encoder was trained with, whose head may be there."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = shutil.copytree(small, tmp_path / "model")
+    changed(folder, "config.json", lambda values: values | {"architectures": ["BertForMaskedLM"]})
+    expected = embed(*imported(folder, tmp_path / "run"), TEXTS)
+    tensors = {f"bert.{name}": x for name, x in load_file(folder / "model.safetensors").items()}
+    tensors["cls.predictions.bias"] = np.ones(3, np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    np.testing.assert_array_equal(embed(*imported(folder, tmp_path / "again"), TEXTS), expected)
+    np.testing.assert_allclose(theirs(folder), expected, rtol=0, atol=1e-5)
+
+
 def theirs(folder):
     with contextlib.redirect_stderr(io.StringIO()):
         return sentences.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
@@ -78,6 +92,8 @@ CASES = [
     ("BertModel", "cls", False),
     ("RobertaModel", "max", False),
     ("XLMRobertaModel", "mean", True),
+    ("MPNetModel", "mean", True),
+    ("DistilBertModel", "mean", False),
     ("ModernBertModel", "lasttoken", True),
 ]
 
@@ -136,10 +152,12 @@ def test_images_are_embedded_by_a_model_without_a_head(tmp_path, rng, capfd):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("from_run", [True, False])
-def test_an_encoder_without_a_head_starts_other_runs(tmp_path, from_run):
+@pytest.mark.parametrize(
+    ("from_run", "kind"), [(True, "BertModel"), (False, "BertModel"), (False, "MPNetModel")]
+)
+def test_an_encoder_without_a_head_starts_other_runs(tmp_path, from_run, kind):
     """A classifier, question answering and an embedder take all of it, from its folder or from its import."""
-    folder = sentence_model(tmp_path)
+    folder = sentence_model(tmp_path, kind)
     imported(folder, tmp_path / "run")
     origin = tmp_path / "run" if from_run else f"hf:{folder}"
     table = tmp_path / "a.tsv"

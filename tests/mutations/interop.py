@@ -109,9 +109,12 @@ EDITS = {
         "tests/interop/test_import.py::test_a_model_with_parts_that_no_family_has_is_not_exported "
         "tests/interop/test_encoder_runs.py::test_what_is_no_choice_between_classes_is_refused "
         "tests/interop/families/test_gpt2.py::test_copies "
+        "tests/interop/test_sentence_encoders.py::test_beside_modules_the_encoder_alone_is_read "
         "tests/interop/test_sentence_encoders.py::test_vectors_are_those_of_sentence_transformers_and_go_back",
         {
             "exported_with_no_head": ("(family.alone,) if family.heads else (", "("),
+            "class_in_the_config_beside_modules": ("if encoders and (self", "if () and (self"),
+            "heads_beside_modules_refused": ("if self.family.heads and self.family.prefix:", "if False:"),
             "parts_of_heads_not_left_out": (
                 "        return self._of_head(rule.paths[0]) and rule.paths[0] not in shapes",
                 "        return False",
@@ -273,7 +276,7 @@ EDITS = {
             "squared_by_default": ('"hidden_act", "relu2", PLAIN', '"hidden_act", "gelu", PLAIN'),
         },
     ),
-    "transformer/interop/families/bert.py": (
+    "transformer/interop/families/encoders/bert.py": (
         "tests/interop/test_encoders.py",
         {
             "next_sentence_the_other_way": (
@@ -284,6 +287,31 @@ EDITS = {
             "relative_positions_are_read": ('    "position_embedding_type": "absolute",\n', ""),
         },
     ),
+    "transformer/interop/families/encoders/distilbert.py": (
+        "tests/interop/test_encoders.py",
+        {
+            "norms_exchanged": (
+                'attention_norm", f"{theirs}.sa_layer_norm',
+                'attention_norm", f"{theirs}.output_layer_norm',
+            ),
+            "pooler_of_bert": ('"pooler": "relu"', '"pooler": "tanh"'),
+            "epsilon_of_others": ('"norm_epsilon": 1e-12, ', ""),
+            "layers_exchanged": ('"pooler/dense", "pre_classifier"', '"pooler/dense", "classifier"'),
+        },
+    ),
+    "transformer/interop/families/encoders/mpnet.py": (
+        "tests/interop/test_encoders.py",
+        {
+            "tables_of_each_layer": ('"share_position": True', '"share_position": False'),
+            "positions_from_the_start": ("OFFSET = 2", "OFFSET = 0"),
+            "distances_by_head": ('relative, "b h -> 1 b h"', 'relative, "h b -> 1 b h"'),
+            "head_of_the_feed_forwards": ('{"head_activation": "gelu_exact"}', '{"head_activation": "relu"}'),
+        },
+    ),
+    "transformer/layers/attention/positions/learned_t5.py": (
+        "tests/interop/test_encoders.py",
+        {"distances_alone": ("(T5, Learned)", "(T5)"), "places_alone": ("(T5, Learned)", "(Learned)")},
+    ),
     "transformer/interop/folders/text_part.py": (
         "tests/interop/test_text_part.py",
         {
@@ -292,7 +320,7 @@ EDITS = {
             "any_text_model": ('text.get("model_type") not in names', "False"),
         },
     ),
-    "transformer/interop/families/roberta.py": (
+    "transformer/interop/families/encoders/roberta.py": (
         "tests/interop/test_encoders.py",
         {
             "spans_of_another": ('functools.partial(span, prefix="roberta")', "span"),
@@ -302,14 +330,14 @@ EDITS = {
             ),
         },
     ),
-    "transformer/interop/families/modernbert.py": (
+    "transformer/interop/families/encoders/modernbert.py": (
         "tests/interop/test_encoders.py",
         {
             "any_layer_without_norm": ("!= [i > 0 for i in range(len(kinds))]", "== []"),
             "layers_differ_in_more": ('*OF_LAYERS, "layers", "layer_kinds")', '*OF_LAYERS, "qk_norm")'),
         },
     ),
-    "transformer/interop/families/vit.py": (
+    "transformer/interop/families/encoders/vit.py": (
         "tests/interop/test_encoders.py",
         {
             "channels_last": ("d c i j -> (i j c) d", "d c i j -> (c i j) d"),
@@ -321,6 +349,7 @@ EDITS = {
         "tests/interop/test_encoder_runs.py",
         {
             "always_lowercase": ('_flag(names, "do_lower_case", True)', "True"),
+            "bert_s_around_texts_of_mpnet": ("if {*MPNET} <= {*ids}:", "if False:"),
             "one_type": ("$B:1 {sep}:1", "$B {sep}"),
             "types_not_named": (
                 '*(["token_type_ids"] if types else [])',
@@ -332,6 +361,9 @@ EDITS = {
     ),
     "transformer/data/tokenization/special_tokens.py": (
         "tests/interop/test_encoder_runs.py",
-        {"roberta_s_are_unknown": ("bert != {None} or None in roberta", "True")},
+        {
+            "roberta_s_are_unknown": ("has_bert or None in roberta", "True"),
+            "bert_s_wherever_they_are": (" and first != [NAMES[1][0]]", ""),
+        },
     ),
 }

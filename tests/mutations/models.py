@@ -44,8 +44,9 @@ EDITS = {
         },
     ),
     "transformer/models/classifier.py": (
-        "tests/models/test_classifier.py",
+        "tests/models/test_classifier.py tests/interop/test_encoders.py",
         {
+            "rectified_is_squashed": ('"relu": jax.nn.relu}', '"relu": jnp.tanh}'),
             "cls_of_the_first_text": ("return x_td[starts_k]", "return x_td[starts_k * 0]"),
             "mean_with_padding": (
                 "return (belongs_kt @ x_td.astype(jnp.float32) / counts_k1)",
@@ -53,7 +54,7 @@ EDITS = {
             ),
             "empty_text_is_infinite": ("jnp.where(jnp.isfinite(found_kd), found_kd, 0)", "found_kd"),
             "pooler_with_cls_alone": ('return self.pooler if self.pooler != "auto" else ', "return "),
-            "no_pooler": ("return jnp.tanh(Linear((width,)", "return (Linear((width,)"),
+            "no_pooler": ("return self.activation(linear(x_bkd))", "return linear(x_bkd)"),
         },
     ),
     "transformer/models/vision.py": (

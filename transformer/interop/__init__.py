@@ -1,20 +1,26 @@
 """Models of Hugging Face transformers, in and out: one table of keys and tensors per family."""
 
 from transformer.interop.families.arcee import ARCEE
-from transformer.interop.families.bert import (
+from transformer.interop.families.encoders.bert import (
     BERT,
     BERT_BARE,
     BERT_CLASSIFIER,
     BERT_PRETRAINING,
     BERT_SPAN,
 )
-from transformer.interop.families.gemma import GEMMA2, GEMMA3
-from transformer.interop.families.gpt2 import GPT2
-from transformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from transformer.interop.families.marian import MARIAN
-from transformer.interop.families.mixtral import MIXTRAL, QWEN3_MOE
-from transformer.interop.families.modernbert import MODERNBERT, MODERNBERT_BARE, MODERNBERT_CLASSIFIER
-from transformer.interop.families.roberta import (
+from transformer.interop.families.encoders.distilbert import (
+    DISTILBERT,
+    DISTILBERT_BARE,
+    DISTILBERT_CLASSIFIER,
+    DISTILBERT_SPAN,
+)
+from transformer.interop.families.encoders.modernbert import (
+    MODERNBERT,
+    MODERNBERT_BARE,
+    MODERNBERT_CLASSIFIER,
+)
+from transformer.interop.families.encoders.mpnet import MPNET, MPNET_BARE, MPNET_CLASSIFIER, MPNET_SPAN
+from transformer.interop.families.encoders.roberta import (
     ROBERTA,
     ROBERTA_BARE,
     ROBERTA_CLASSIFIER,
@@ -24,9 +30,14 @@ from transformer.interop.families.roberta import (
     XLM_ROBERTA_CLASSIFIER,
     XLM_ROBERTA_SPAN,
 )
+from transformer.interop.families.encoders.vit import VIT, VIT_BARE
+from transformer.interop.families.gemma import GEMMA2, GEMMA3
+from transformer.interop.families.gpt2 import GPT2
+from transformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from transformer.interop.families.marian import MARIAN
+from transformer.interop.families.mixtral import MIXTRAL, QWEN3_MOE
 from transformer.interop.families.smollm3 import SMOLLM3
 from transformer.interop.families.t5 import MT5, T5
-from transformer.interop.families.vit import VIT, VIT_BARE
 from transformer.interop.family import Family
 
 FAMILIES: dict[str, tuple[Family, ...]] = {
@@ -42,8 +53,10 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "gemma2": (GEMMA2,),
     "gemma3_text": (GEMMA3,),
     "bert": (BERT, BERT_PRETRAINING, BERT_CLASSIFIER, BERT_SPAN, BERT_BARE),
+    "distilbert": (DISTILBERT, DISTILBERT_CLASSIFIER, DISTILBERT_SPAN, DISTILBERT_BARE),
     "roberta": (ROBERTA, ROBERTA_CLASSIFIER, ROBERTA_SPAN, ROBERTA_BARE),
     "xlm-roberta": (XLM_ROBERTA, XLM_ROBERTA_CLASSIFIER, XLM_ROBERTA_SPAN, XLM_ROBERTA_BARE),
+    "mpnet": (MPNET, MPNET_CLASSIFIER, MPNET_SPAN, MPNET_BARE),
     "modernbert": (MODERNBERT, MODERNBERT_CLASSIFIER, MODERNBERT_BARE),
     "vit": (VIT, VIT_BARE),
     "t5": (T5,),

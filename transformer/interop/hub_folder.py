@@ -19,6 +19,7 @@ from transformer.interop.folders.other_folders import explanation
 from transformer.interop.folders.text_part import text_config, text_tensors
 from transformer.interop.generation_config import Generation
 from transformer.interop.json_files import as_list, read_object
+from transformer.interop.sentence_modules import MODULES
 from transformer.interop.tensor_rules import Place, Rule, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
 from transformer.interop.vocabulary import read_tokenizer
@@ -73,7 +74,11 @@ class HubFolder:
         return [texts, *remarks] if self._whole else remarks
 
     def _family(self, heads: tuple[Family, ...]) -> Family:
-        """The family of the class in "architectures", without it the first."""
+        """The family of the class in "architectures", without it the first; beside modules.json that without
+        a head, as sentence-transformers reads such folders, whatever their encoder was trained with."""
+        encoders = [family for family in heads if family.heads]
+        if encoders and (self.path / MODULES).is_file():
+            return encoders[0]
         name = next(iter(as_list(self.config.get("architectures"))), heads[0].architecture)
         for family in heads:
             if family.architecture == name:
@@ -195,6 +200,8 @@ class HubFolder:
         by_name, copies = places(rules, shapes, vocab_size), self.family.copies(model)
         computed = self.family.computed(model)
         ignored = [*self.family.ignored(model), *needless, *map(re.escape, [*copies, *computed])]
+        if self.family.heads and self.family.prefix:  # those of a head, of whichever class
+            ignored.append(f"(?!{re.escape(self.family.prefix)}).*")
         compare(self.tensors, by_name, ignored, self.path)
         names = {path: name for name, place in by_name.items() for path in place.paths}
         for copy, path in copies.items():

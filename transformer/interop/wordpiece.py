@@ -16,6 +16,8 @@ from transformer.interop.json_files import MAX_FILE_BYTES, read_object
 
 UNKNOWN = "[UNK]"
 SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
+MPNET = ("<pad>", "<s>", "</s>", "<mask>")
+"""Special tokens of MPNet, whose vocabulary has those of BERT too."""
 
 
 def word_piece(vocab: Path) -> tokenizers.Tokenizer:
@@ -44,7 +46,10 @@ def word_piece(vocab: Path) -> tokenizers.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     backend.add_special_tokens([name for name in SPECIAL if name in ids])
-    if "[CLS]" in ids and "[SEP]" in ids:
+    if {*MPNET} <= {*ids}:
+        backend.add_special_tokens([*MPNET[:3], tokenizers.AddedToken(MPNET[3], lstrip=True)])
+        backend.post_processor = _template(ids, *MPNET[1:3])
+    elif "[CLS]" in ids and "[SEP]" in ids:
         backend.post_processor = _template(ids, "[CLS]", "[SEP]")
     return backend
 

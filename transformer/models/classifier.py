@@ -67,8 +67,9 @@ class ClassifierConfig(HeadConfig):
     changing: ClassVar = (*HeadConfig.changing, "pooling", "pooler")
 
     pooling: Literal["mean", "cls", "max"] = "mean"  # pooling over tokens; cls: the first token
-    # layer before the classes: BERT's pooler (tanh) or masked_lm's hidden one; auto: tanh with pooling cls
-    pooler: Literal["auto", "none", "tanh", "masked_lm"] = "auto"
+    # layer before the classes: BERT's pooler (tanh), DistilBERT's (relu), masked_lm's hidden one; auto: tanh
+    # with pooling cls
+    pooler: Literal["auto", "none", "tanh", "relu", "masked_lm"] = "auto"
     head_dropout: Rate = 0.0  # dropout rate before the classification head
     # activation and bias of masked_lm's hidden layer, which a run inherits with or without this layer
     head_activation: Annotated[str, OneOf(ACTIVATIONS), of_masked_lm] = "gelu"
@@ -99,8 +100,8 @@ class TextClassifier(nn.Module):
     """p(class | text) = softmax(Head(Pool(TextEncoder(text)))), for several texts per row.
 
     The layer that `pooler` adds after pooling can be a pre-trained one: BERT's pooler, tanh(x W + b), as in
-    the released code of Devlin et al. 2019, or the hidden layer of masked language modelling, as in that of
-    Warner et al. 2024 (ModernBERT).
+    the released code of Devlin et al. 2019, that of Sanh et al. 2019 (DistilBERT), max(x W + b, 0), or the
+    hidden layer of masked language modelling, as in that of Warner et al. 2024 (ModernBERT).
     """
 
     config: ClassifierConfig
@@ -111,8 +112,8 @@ class TextClassifier(nn.Module):
         """The encoder, the pooler and the head."""
         c = self.config
         self.encoder = TextEncoder(c, self.vocab_size)
-        if c.hidden_kind == "tanh":
-            self.pooler = Pooler(c.dtype)
+        if c.hidden_kind in POOLERS:
+            self.pooler = Pooler(c.dtype, POOLERS[c.hidden_kind])
         if c.hidden_kind == "masked_lm":
             self.transform, self.transform_norm = c.hidden_layer()
         self.head = ClassifierHead(self.num_classes, c.head_dropout, c.dtype)
@@ -126,19 +127,25 @@ class TextClassifier(nn.Module):
         x_bkd = pool(self.config.pooling, x_btd, segments_bt, k)
         if self.config.hidden_kind == "masked_lm":
             x_bkd = self.config.hidden(self.transform, self.transform_norm, x_bkd)
-        return self.head(self.pooler(x_bkd) if self.config.hidden_kind == "tanh" else x_bkd, train)
+        return self.head(self.pooler(x_bkd) if self.config.hidden_kind in POOLERS else x_bkd, train)
 
 
 class Pooler(nn.Module):
-    """tanh(x W + b), BERT's pooler of the vector at `[CLS]`."""
+    """act(x W + b), by default with tanh: BERT's pooler of the vector at `[CLS]`."""
 
     dtype: str = "float32"
+    activation: Callable[[jax.Array], jax.Array] = jnp.tanh
 
     @nn.compact
     def __call__(self, x_bkd: jax.Array) -> jax.Array:
         """(b, k, d) -> (b, k, d)."""
         width = x_bkd.shape[-1]
-        return jnp.tanh(Linear((width,), names=("embed", "mlp"), dtype=self.dtype, name="dense")(x_bkd))
+        linear = Linear((width,), names=("embed", "mlp"), dtype=self.dtype, name="dense")
+        return self.activation(linear(x_bkd))
+
+
+POOLERS: dict[str, Callable[[jax.Array], jax.Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu}
+"""Value of `model.pooler` -> the activation of a `Pooler`."""
 
 
 @dataclass(frozen=True)

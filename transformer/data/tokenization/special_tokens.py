@@ -52,10 +52,12 @@ class SpecialTokens:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "SpecialTokens":
         """The special tokens for a tokenizer, the same in every run; RoBERTa's if it has all of these, and
-        none of BERT's."""
+        none of BERT's, or begins a text with `<s>` (MPNet)."""
         ids, size = [], tokenizer.vocab_size
         bert, roberta = ({tokenizer.find(name) for name in names} for names in NAMES)
-        for name in NAMES[0 if bert != {None} or None in roberta else 1]:
+        first = tokenizer.backend.encode("").tokens[:1]
+        has_bert = bert != {None} and first != [NAMES[1][0]]
+        for name in NAMES[0 if has_bert or None in roberta else 1]:
             token_id = tokenizer.find(name)
             ids.append(size if token_id is None else token_id)
             size += token_id is None

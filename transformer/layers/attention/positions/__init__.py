@@ -6,6 +6,7 @@
 from transformer.layers.attention.positions.alibi import Alibi
 from transformer.layers.attention.positions.base import Position
 from transformer.layers.attention.positions.learned import Learned
+from transformer.layers.attention.positions.learned_t5 import LearnedT5
 from transformer.layers.attention.positions.relative_sinusoidal import RelativeSinusoidal
 from transformer.layers.attention.positions.rope import Rope
 from transformer.layers.attention.positions.shaw import Shaw
@@ -20,6 +21,7 @@ POSITIONS: dict[str, type[Position]] = {
     "rope": Rope,
     "alibi": Alibi,
     "t5": T5,
+    "learned_t5": LearnedT5,
     "shaw": Shaw,
     "transformer_xl": RelativeSinusoidal,
 }

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.interop.families.bert import GELU
+from transformer.interop.families.encoders.bert import GELU
 from transformer.interop.family import Family, Key, Values, value_or
 from transformer.interop.json_files import as_list
 from transformer.interop.tensor_parts import heads, joined, linear, norm

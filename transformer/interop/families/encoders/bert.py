@@ -152,14 +152,15 @@ def classifier_read(config: Values, offset: bool = False) -> dict[str, Any]:
 
 
 def classifier_write(model: Any, offset: bool = False) -> dict[str, Any]:
-    """`write`, with the keys of the head.
+    """`write`, with the keys of the head."""
+    return write(model, offset) | write_head(model)
 
-    Raises:
-      UserError: the head is none of BERT's.
-    """
+
+def write_head(model: Any) -> dict[str, Any]:
+    """The keys of the head; raises `UserError` if it is none of BERT's."""
     if model.pooling != "cls" or model.hidden_kind != "tanh":
         raise UserError(f"model.pooling: {model.pooling!r}, pooler {model.pooler!r}; expected 'cls', 'tanh'")
-    return write(model, offset) | {"classifier_dropout": model.head_dropout}
+    return {"classifier_dropout": model.head_dropout}
 
 
 def without_next(config: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from transformer.interop.families.bert import (
+from transformer.interop.families.encoders.bert import (
     EMBEDS,
     FIXED,
     POOLED,

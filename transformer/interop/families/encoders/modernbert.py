@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.interop.families.bert import EMBEDS, GELU, POOLED, without_next
+from transformer.interop.families.encoders.bert import EMBEDS, GELU, POOLED, without_next
 from transformer.interop.family import Family, Key, Values, positive_number, value_or, whole_number
 from transformer.interop.tensor_parts import affine, joined, linear, norm
 from transformer.interop.tensor_rules import Rule
