@@ -21,6 +21,8 @@ def multi_head(c: Any, p: Any, x_td, sources, scores: "Scores") -> np.ndarray:
     """sum_h softmax(Q_h K_g^T / sqrt(k)) V_g W_h, g = floor(h G / H) (Vaswani et al. 2017, 3.2.2; Ainslie et
     al. 2023), with RMSNorm of queries and keys if `qk_norm` (Dehghani et al. 2023)."""
     groups, out = c.num_heads // (c.num_kv_heads or c.num_heads), 0.0
+    if c.qk_norm and c.qk_norm_joint:
+        return of_joint_heads(c, p, x_td, sources, scores)
     for h in range(c.num_heads):
         g, q = h // groups, linear(p["query"], x_td, h)
         keys = [(own, linear(own["key"], y_sd, g)) for own, y_sd in sources]
@@ -30,6 +32,24 @@ def multi_head(c: Any, p: Any, x_td, sources, scores: "Scores") -> np.ndarray:
         q, k = scores.rotated(q, np.concatenate([k for _, k in keys]))
         scale = c.attention_scale or q.shape[1] ** -0.5  # Raffel et al. 2020 have 1
         out = out + scores.attend(h, q, k, v, scale) @ p["output"]["kernel"][h]
+    return out + p["output"].get("bias", 0.0)
+
+
+def of_joint_heads(c: Any, p: Any, x_td, sources, scores: "Scores") -> np.ndarray:
+    """With RMSNorm of all heads at once: Q / rms(Q) with Q (t, h k), and K the same (OLMo Team 2025)."""
+
+    def heads(own, name, y_td):
+        y_tm = np.concatenate([linear(own[name], y_td, h) for h in range(own[name]["kernel"].shape[1])], 1)
+        normal_tm = rms_norm(own[f"{name}_norm"], y_tm)
+        return np.split(normal_tm, own[name]["kernel"].shape[1], axis=1)
+
+    (own, y_sd), out = sources[-1], 0.0
+    queries, keys = heads(p, "query", x_td), heads(own, "key", y_sd)
+    for h, q in enumerate(queries):
+        g = h * len(keys) // len(queries)
+        q, k = scores.rotated(q, keys[g])
+        v = linear(own["value"], y_sd, g)
+        out = out + scores.attend(h, q, k, v, q.shape[1] ** -0.5) @ p["output"]["kernel"][h]
     return out + p["output"].get("bias", 0.0)
 
 

@@ -157,9 +157,11 @@ def block(c, p, x_td, at_s, allowed_ts, memory, source_sd, causal) -> np.ndarray
 
     feed = functools.partial(feed_forward, c, p.get("feed_forward"))
 
-    def attend(y_td):  # with the feed-forward beside it: Chowdhery et al. 2022, section 2
-        return attend_alone(y_td) + (feed(y_td) if c.parallel_sublayers else 0)
+    def attend(y_td):  # with the feed-forward beside it: Chowdhery et al. 2022, section 2; Black et al. 2022
+        own_td = norm(p, c, "feed_forward_norm", x_in_td) if c.parallel_norms else y_td
+        return attend_alone(y_td) + (feed(own_td) if c.parallel_sublayers else 0)
 
+    x_in_td = x_td
     x_td = sublayer(c, p, "attention", x_td, attend)
     if source_sd is not None:
         across = functools.partial(cross_attention, c, p["cross_attention"], source_sd)
@@ -181,9 +183,10 @@ def sublayer(c: Any, p: Any, name: str, x_td, f: Callable) -> np.ndarray:
     """A residual branch, normalised by `norm_placement`."""
     if c.norm_placement == "post":
         return norm(p, c, f"{name}_norm", x_td + f(x_td))
-    bare = name == "attention" and not c.attention_norm
+    bare = c.norm_placement == "output" or (name == "attention" and not c.attention_norm)
     y_td = f(x_td if bare else norm(p, c, f"{name}_norm", x_td))
-    return x_td + (norm(p, c, f"{name}_output_norm", y_td) if c.norm_placement == "sandwich" else y_td)
+    behind = c.norm_placement in ("sandwich", "output")
+    return x_td + (norm(p, c, f"{name}_output_norm", y_td) if behind else y_td)
 
 
 def norm(params: Any, c: Any, name: str, x_td) -> np.ndarray:
@@ -210,7 +213,9 @@ def feed_forward(c: Any, p: Any, x_td) -> np.ndarray:
     """down(act(up(x))), or gated down(act(gate(x)) up(x)) (Shazeer 2020)."""
     up = linear(p["up"], x_td)
     acts = {"relu": relu, "relu2": relu2, "gelu": gelu, "silu": silu, "swiglu": silu, "geglu": gelu}
-    act = (acts | {"gelu_exact": gelu_exact, "geglu_exact": gelu_exact})[c.feed_forward]
+    exact = {"gelu_exact": gelu_exact, "geglu_exact": gelu_exact, "swiglu_clamped": clamped}
+    act = (acts | exact)[c.feed_forward]
+    up = np.clip(up, -7, 7) + 1 if c.feed_forward == "swiglu_clamped" else up  # OpenAI 2025
     hidden = act(linear(p["gate"], x_td)) * up if "gate" in p else act(up)
     return linear(p["down"], hidden)
 
@@ -225,6 +230,11 @@ def relu2(x):
 
 def silu(x):
     return x / (1 + np.exp(-x))
+
+
+def clamped(x):
+    """x sigmoid(1.702 x) of min(x, 7)."""
+    return silu(1.702 * np.minimum(x, 7)) / 1.702
 
 
 def gelu_exact(x):

@@ -50,6 +50,7 @@ BASES: dict[str, ModelConfig] = {
     "kinds": DecoderConfig(**STACK | YARN | KINDS, position_original_length=8),
     "values": DecoderConfig(**STACK, value_embeddings=(0,), position_fraction=0.5),
     "memory": TransformerXLConfig(**STACK),
+    "beside": DecoderConfig(**STACK, parallel_sublayers=True),
     "pairs": EncoderDecoderConfig(**STACK, num_encoder_layers=1),
     "masked": HeadConfig(**STACK, position="learned", embedding_norm=True),
     "classes": ClassifierConfig(**STACK, pooler="masked_lm", num_token_types=1, token_type_bias=True),

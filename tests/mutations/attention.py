@@ -360,9 +360,11 @@ EDITS = {
         f"{PAIRS} {EXACT} tests/models/test_encoder_decoder.py tests/test_registered.py",
         {
             "parallel_after_attention": (
-                "y_btd = y_btd + self.feed_forward(x_normal_btd,",
-                "y_btd = y_btd + self.feed_forward(y_btd,",
+                "self.feed_forward(self.beside(x_btd, x_normal_btd),",
+                "self.feed_forward(y_btd,",
             ),
+            "outputs_as_they_are": ("in BEHIND:", 'in ("sandwich",):'),
+            "inputs_of_all": ("in BEFORE and", 'in (*BEFORE, "output") and'),
             "feed_forward_twice": ("is not None and not self.parallel:", "is not None:"),
             "residuals_of_any_type": ("y_btd = y_btd.astype(x_btd.dtype)", "y_btd = y_btd"),
             "normed_residuals_of_any_type": ("(x_btd).astype(x_btd.dtype)", "(x_btd)"),

@@ -287,6 +287,32 @@ EDITS = {
             "relative_positions_are_read": ('    "position_embedding_type": "absolute",\n', ""),
         },
     ),
+    "transformer/interop/families/gpt_neox.py": (
+        "tests/interop/families/test_further_decoders.py",
+        {
+            "parts_before_heads": ('"(h c k) d -> c d h k"', '"(c h k) d -> c d h k"'),
+            "biases_before_heads": ('"(h c k) -> c h k"', '"(c h k) -> c h k"'),
+            "whole_heads_rotated": ('rope.pop("partial_rotary_factor", ', 'rope.pop("partial_rotary_", '),
+            "one_norm_for_both": (
+                'Key("parallel_norms", "use_parallel_residual", True)',
+                'Key("parallel_norms", "none", False)',
+            ),
+            "yarn_of_a_part_read": ("if fraction != 1 and keys", "if False and keys"),
+            "yarn_of_a_part_written": ("if model.position_fraction != 1 and", "if False and"),
+            "newer_name_of_the_output": ('    renamed=((r"^lm_head\\.", "embed_out."),),\n', ""),
+        },
+    ),
+    "transformer/interop/families/olmo2.py": (
+        "tests/interop/families/test_further_decoders.py",
+        {
+            "each_head_alone": ('"qk_norm_joint": True', '"qk_norm_joint": False'),
+            "norms_of_inputs": ('{"norm_placement": "output", ', '{"norm_placement": "pre", '),
+            "another_epsilon_of_heads": (
+                'Key("qk_norm_epsilon", "rms_norm_eps", 1e-5)',
+                'Key("qk_norm_epsilon", "eps", 1e-5)',
+            ),
+        },
+    ),
     "transformer/interop/families/encoders/distilbert.py": (
         "tests/interop/test_encoders.py",
         {

@@ -92,6 +92,21 @@ EDITS = {
             "half_precision": ("x = x_btd.astype(jnp.float32)\n", "x = x_btd\n"),
         },
     ),
+    "transformer/layers/variants/clamped.py": (
+        "tests/layers/test_feed_forward.py",
+        {
+            "gate_without_a_limit": ("    x = jnp.minimum(x, 7)\n", "    x = jnp.minimum(x, 70)\n"),
+            "up_without_a_limit": ("jnp.clip(x, -7, 7) + 1", "jnp.clip(x, -70, 7) + 1"),
+            "up_without_its_one": ("jnp.clip(x, -7, 7) + 1", "jnp.clip(x, -7, 7)"),
+        },
+    ),
+    "transformer/layers/variants/other_norms.py": (
+        "tests/layers/attention/test_attention_exact.py",
+        {
+            "each_head_alone": ("mixer.clone(head_norm=norm, parent=None)", "mixer.clone(parent=None)"),
+            "one_norm_for_both": ('return self._before("feed_forward", x_btd)', "return x_normal_btd"),
+        },
+    ),
     "transformer/layers/feed_forward.py": (
         "tests/layers/test_feed_forward.py",
         {
@@ -108,6 +123,7 @@ EDITS = {
     "transformer/layers/variants/experts.py": (
         "tests/layers/variants/test_experts.py",
         {
+            "no_bias_of_the_router": ("use_bias=self.router_bias", "use_bias=False"),
             "one_weight_is_constant": ("        if k > 1:\n", "        if k > 0:\n"),
             "weights_not_renormalised": ("        if k > 1:\n", "        if k > 9:\n"),
             "least_likely_experts": ("jnp.argsort(-probabilities_bte", "jnp.argsort(probabilities_bte"),

@@ -13,6 +13,9 @@ from transformer.layers.attention.cache import KVCache
 from transformer.layers.attention.masks import Mask
 from transformer.layers.mixers import Attention, Mixer
 
+BEFORE, BEHIND = ("pre", "sandwich"), ("sandwich", "output")
+"""The placements with norms of what sublayers read, and of what they return."""
+
 
 class Block(nn.Module):
     """A mixer and a feed-forward network as residual sublayers, normalised by `placement`:
@@ -20,6 +23,7 @@ class Block(nn.Module):
     post:      x <- Norm(x + Dropout(f(x)))              (Vaswani et al. 2017, section 3.1)
     pre:       x <- x + Dropout(f(Norm(x)))              (Xiong et al. 2020)
     sandwich:  x <- x + Dropout(Norm(f(Norm(x))))        (Ding et al. 2021, CogView, section 2.4)
+    output:    x <- x + Dropout(Norm(f(x)))              (OLMo Team 2025, OLMo 2, section 3.3.1)
 
     `parallel` sublayers are one, f(x) = Mixer(x) + FeedForward(x), with the norms of the mixer (Wang and
     Komatsuzaki 2021, GPT-J; Chowdhery et al. 2022, PaLM, section 2).
@@ -60,7 +64,7 @@ class Block(nn.Module):
         x_normal_btd = self._before("attention", x_btd)
         y_btd, cache = self.mixer(x_normal_btd, cache=cache, train=train, **inputs)
         if self.parallel and self.feed_forward is not None:
-            y_btd = y_btd + self.feed_forward(x_normal_btd, **options)
+            y_btd = y_btd + self.feed_forward(self.beside(x_btd, x_normal_btd), **options)
         x_btd = self._after("attention", x_btd, y_btd, train)
         if self.cross_attention is not None:
             y_btd = self._cross(self._before("cross_attention", x_btd), memory, memory_mask or Mask(), train)
@@ -76,13 +80,17 @@ class Block(nn.Module):
         places_1s = jnp.arange(memory_msd.shape[1])[None]
         return KVCache.of(*self.cross_attention.keys_values(memory_msd, places_1s))
 
+    def beside(self, x_btd: jax.Array, x_normal_btd: jax.Array) -> jax.Array:
+        """The input of a parallel feed-forward network, from that of the block and that of the mixer."""
+        return x_normal_btd
+
     def _before(self, name: str, x_btd: jax.Array) -> jax.Array:
-        if self.placement != "post" and (self.attention_norm or name != "attention"):
+        if self.placement in BEFORE and (self.attention_norm or name != "attention"):
             x_btd = self.norm(name=f"{name}_norm")(x_btd)
         return _divided(x_btd, "length")
 
     def _after(self, name: str, x_btd: jax.Array, y_btd: jax.Array, train: bool) -> jax.Array:
-        if self.placement == "sandwich":
+        if self.placement in BEHIND:
             y_btd = self.norm(name=f"{name}_output_norm")(y_btd)
         if self.dropout:
             y_btd = nn.Dropout(self.dropout, name=f"{name}_dropout")(y_btd, deterministic=not train)

@@ -10,13 +10,15 @@ from flax import linen as nn
 
 from transformer.devices import platform
 from transformer.layers.linear import Linear
+from transformer.layers.variants.clamped import clamped_gate, clamped_up
 
 
 class FeedForward(nn.Module):
     """The same two-layer network at every position.
 
     Plain:  down(act(up(x))), with act ReLU (Vaswani et al. 2017, section 3.3), squared ReLU, GELU or SiLU.
-    Gated:  down(act(gate(x)) * up(x)), with act SiLU or GELU: SwiGLU, GeGLU (Shazeer 2020).
+    Gated:  down(act(gate(x)) * up(x)), with act SiLU or GELU: SwiGLU, GeGLU (Shazeer 2020). `of_up` is a
+            further function of up(x).
     `d_ff` is the hidden width; `output_scale` multiplies the variance of the output kernel's initialisation.
     `linear` makes the layers, and `hidden` names the logical axes of the hidden units.
     """
@@ -29,6 +31,7 @@ class FeedForward(nn.Module):
     output_scale: float = 1.0
     linear: Callable[..., nn.Module] = Linear
     hidden: tuple[str | None, ...] = ("batch", "length", "mlp")
+    of_up: Callable[[jax.Array], jax.Array] = jnp.asarray
 
     @nn.compact
     def __call__(self, x_btd: jax.Array, **_: Any) -> jax.Array:
@@ -37,7 +40,7 @@ class FeedForward(nn.Module):
         up_btf = linear((self.d_ff,), names=("embed", "mlp"), name="up")(x_btd)
         if self.gated:
             gate_btf = linear((self.d_ff,), names=("embed", "mlp"), name="gate")(x_btd)
-            hidden_btf = self.activation(gate_btf) * up_btf
+            hidden_btf = self.activation(gate_btf) * self.of_up(up_btf)
         else:
             hidden_btf = self.activation(up_btf)
         hidden_btf = nn.with_logical_constraint(hidden_btf, self.hidden)
@@ -80,6 +83,7 @@ FEED_FORWARDS: dict[str, Callable[..., nn.Module] | None] = {
     "gelu_exact": functools.partial(FeedForward, activation=_gelu_exact),
     "silu": functools.partial(FeedForward, activation=jax.nn.silu),
     "swiglu": functools.partial(FeedForward, activation=jax.nn.silu, gated=True),
+    "swiglu_clamped": functools.partial(FeedForward, activation=clamped_gate, of_up=clamped_up, gated=True),
     "geglu": functools.partial(FeedForward, activation=_gelu, gated=True),
     "geglu_exact": functools.partial(FeedForward, activation=_gelu_exact, gated=True),
 }

@@ -25,6 +25,7 @@ from transformer.layers.attention.kernels import KERNELS
 from transformer.layers.attention.patterns import PATTERNS
 from transformer.layers.attention.positions import POSITIONS, Position
 from transformer.layers.attention.positions.rope import SCALINGS
+from transformer.layers.block import BEFORE
 from transformer.layers.embedding import Embedding
 from transformer.layers.feed_forward import FEED_FORWARDS, num_kernels
 from transformer.layers.mixers import MIXERS, Attention
@@ -32,7 +33,7 @@ from transformer.layers.normalization import NORMS
 from transformer.layers.remat import REMAT
 from transformer.layers.stack import Stack
 from transformer.models import stack_builder
-from transformer.models.model_config import StateKeys, of_mixer
+from transformer.models.model_config import ExpertKeys, of_mixer
 from transformer.models.stack_checks import CHECKS
 
 OF_ALL_LAYERS = (
@@ -40,6 +41,7 @@ OF_ALL_LAYERS = (
     *("max_length", "share_position", "norm", "norm_placement", "norm_epsilon", "use_bias"),
     *("attention_bias", "embedding_dropout", "parametrization", "base_width", "base_head_dim"),
     *("base_layers", "depth_exponent", "lora_rank", "lora_alpha", "lora_layers"),
+    *("qk_norm_joint", "parallel_norms"),
 )
 """Keys of a stack that `layer_kinds` may not override."""
 
@@ -47,7 +49,7 @@ of_position = functools.partial(FieldOf, "position", POSITIONS)
 
 
 @dataclass(frozen=True)
-class StackConfig(StateKeys):
+class StackConfig(ExpertKeys):
     """The config of a stack of blocks."""
 
     checks: ClassVar = CHECKS
@@ -76,17 +78,13 @@ class StackConfig(StateKeys):
     # keys that each kind overrides: {"full": {"pattern": "full", "position": "none"}}
     layer_kinds: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"  # swiglu, geglu: gated; none: left out
-    # feed-forwards in a mixture of experts; 0: one, for all tokens
-    num_experts: Annotated[Nonnegative, unless("feed_forward", "none")] = 0
-    # experts that compute a token, those with the largest probabilities
-    experts_per_token: Annotated[Positive, only("num_experts")] = 2
-    # an expert's capacity in training: 1 is its mean load; 0: none
-    capacity_factor: Annotated[NonnegativeFloat, only("num_experts")] = 0.0
     norm: Annotated[str, OneOf(NORMS)] = "rms"  # LayerNorm, RMSNorm, with a scale of 1 + w, or none
-    # pre; post: Vaswani et al. 2017; sandwich: both
-    norm_placement: Annotated[Literal["pre", "post", "sandwich"], unless("norm", "none")] = "pre"
+    # pre; post: Vaswani et al. 2017; output: of what sublayers return (OLMo 2); sandwich: pre and output
+    norm_placement: Annotated[Literal["pre", "post", "sandwich", "output"], unless("norm", "none")] = "pre"
     # attention and feed-forward side by side, of the same normalised input (GPT-J, PaLM)
     parallel_sublayers: Annotated[bool, unless("feed_forward", "none")] = False
+    # with a norm of their own each (GPT-NeoX)
+    parallel_norms: Annotated[bool, only("parallel_sublayers"), only("norm_placement", *BEFORE)] = False
     # pre-norm of attention; false behind a norm of the embeddings (ModernBERT)
     attention_norm: Annotated[bool, unless("norm", "none")] = True
     norm_epsilon: Annotated[PositiveFloat, unless("norm", "none")] = 1e-6  # epsilon added to the variance
@@ -96,6 +94,7 @@ class StackConfig(StateKeys):
     attention_scale: Annotated[NonnegativeFloat, of_mixer("attention_scale")] = 0.0
     qk_norm: Annotated[bool, of_mixer("qk_norm")] = False  # RMSNorm of queries and keys
     qk_norm_epsilon: Annotated[PositiveFloat, of_mixer("qk_norm"), only("qk_norm")] = 1e-6  # its epsilon
+    qk_norm_joint: Annotated[bool, of_mixer("head_norm"), only("qk_norm")] = False  # over all heads (OLMo 2)
     # cap c of attention scores, c tanh(score / c); 0: none
     soft_cap: Annotated[NonnegativeFloat, of_mixer("soft_cap")] = 0.0
     sinks: Annotated[bool, of_mixer("sinks")] = False  # a learned logit per head for attending to nothing

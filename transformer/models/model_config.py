@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from transformer.conditions import FieldOf
-from transformer.config import Bounded, Nonnegative, idle_keys, to_values
+from transformer.conditions import FieldOf, only, unless
+from transformer.config import Bounded, Nonnegative, NonnegativeFloat, Positive, idle_keys, to_values
 from transformer.layers.mixers import MIXERS
 
 
@@ -92,3 +92,16 @@ class StateKeys(ModelConfig):
     conv_width: Annotated[Nonnegative, of_mixer("conv_width")] = 0
     # delta rules: eigenvalues of transitions in (-1, 1), not (0, 1)
     negative_eigenvalues: Annotated[bool, of_mixer("negative_eigenvalues")] = False
+
+
+@dataclass(frozen=True)
+class ExpertKeys(StateKeys):
+    """Keys of mixtures of experts, and those of `StateKeys`."""
+
+    # feed-forwards in a mixture of experts; 0: one, for all tokens
+    num_experts: Annotated[Nonnegative, unless("feed_forward", "none")] = 0
+    # experts that compute a token, those with the largest probabilities
+    experts_per_token: Annotated[Positive, only("num_experts")] = 2
+    # an expert's capacity in training: 1 is its mean load; 0: none
+    capacity_factor: Annotated[NonnegativeFloat, only("num_experts")] = 0.0
+    router_bias: Annotated[bool, only("num_experts")] = False  # a bias of each expert in the router's logits

@@ -38,6 +38,8 @@ def make_stack(c: Any, num_layers: int, cross: bool, causal: bool) -> Stack:
 
 TRANSFORMS = {
     "skips": "transformer.layers.variants.skips:with_skips",
+    "qk_norm_joint": "transformer.layers.variants.other_norms:with_joint_norms",
+    "parallel_norms": "transformer.layers.variants.other_norms:with_parallel_norms",
     "lora_rank": "transformer.models.transforms.lora:with_adapters",
     "base_head_dim": "transformer.models.transforms.mup:with_scaled_scores",
     "value_embeddings": "transformer.models.transforms.value_embeddings:with_values",
@@ -70,7 +72,8 @@ def make_block(c: Any, num_layers: int, cross: bool, causal: bool) -> Block:
 def _experts(c: Any, network: Callable[..., Any]) -> Callable[..., Any]:
     from transformer.layers.variants.experts import Experts
 
-    return functools.partial(Experts, network, c.num_experts, c.experts_per_token, c.capacity_factor)
+    sizes = c.num_experts, c.experts_per_token, c.capacity_factor, c.router_bias
+    return functools.partial(Experts, network, *sizes)
 
 
 def _cross_attention(c: Any, causal: bool, output_scale: float) -> Any:

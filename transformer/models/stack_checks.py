@@ -5,6 +5,7 @@ from typing import Any
 
 from transformer.errors import UserError
 from transformer.layers.attention.positions import POSITIONS
+from transformer.layers.block import BEFORE
 from transformer.layers.mixers import MIXERS, Attention
 from transformer.models.stack_builder import check_layers, check_width
 
@@ -34,8 +35,11 @@ def _check_experts(c: Any) -> None:
 
 
 def _check_norm(c: Any) -> None:
-    if c.norm_placement == "post" and not c.attention_norm:
-        raise UserError("attention_norm: False with norm_placement 'post'; expected 'pre' or 'sandwich'")
+    if c.norm_placement not in BEFORE and not c.attention_norm:
+        expected = " or ".join(map(repr, BEFORE))
+        raise UserError(
+            f"attention_norm: False with norm_placement {c.norm_placement!r}; expected {expected}"
+        )
 
 
 def _check_kinds(c: Any) -> None:

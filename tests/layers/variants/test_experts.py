@@ -17,7 +17,7 @@ from scipy import special
 
 import launch
 from tests import runs
-from tests.layers.test_feed_forward import ACTIVATIONS
+from tests.layers.test_feed_forward import ACTIVATIONS, of_up
 from tests.parameters import random_params
 from transformer.config import refuse_idle
 from transformer.errors import UserError
@@ -39,9 +39,9 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(grouped, "SMALLEST", 2)
 
 
-def make(rng, kind="gelu", experts=EXPERTS, k=2, factor=0.0, dtype="float32", rows=ROWS):
+def make(rng, kind="gelu", experts=EXPERTS, k=2, factor=0.0, dtype="float32", rows=ROWS, router_bias=False):
     network = functools.partial(FEED_FORWARDS[kind], d_ff=HIDDEN, dtype=dtype)
-    module = Experts(network, experts, k, factor)
+    module = Experts(network, experts, k, factor, router_bias)
     x = rng.normal(size=(rows, LENGTH, WIDTH)).astype(np.float32)
     return module, random_params(rng, module, jnp.asarray(x), scale=0.7), x
 
@@ -57,13 +57,14 @@ def network(kind, params, i, x_d):
         return x @ params[name]["kernel"][i] + params[name]["bias"][i]
 
     gated = "glu" in kind
-    hidden = ACTIVATIONS[kind](linear("gate" if gated else "up", x_d)) * (linear("up", x_d) if gated else 1)
+    up = of_up(kind, linear("up", x_d)) if gated else 1
+    hidden = ACTIVATIONS[kind](linear("gate" if gated else "up", x_d)) * up
     return linear("down", hidden)
 
 
 def routed(params, x_btd, k):
     """The router's logits and probabilities (b, t, e), and for each token its k experts and their weights."""
-    logits_bte = x_btd @ params["router"]["kernel"]
+    logits_bte = x_btd @ params["router"]["kernel"] + params["router"].get("bias", 0.0)
     p_bte = special.softmax(logits_bte, axis=-1)
     experts_btk = np.argsort(-p_bte, axis=-1, kind="stable")[..., :k]
     weights_btk = np.take_along_axis(p_bte, experts_btk, axis=-1)
@@ -94,7 +95,7 @@ def by_loop(kind, params, x_btd, k, capacity=math.inf, valid_bt=None):
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_against_float64(kind, k, rng):
-    module, params, x = make(rng, kind, k=k)
+    module, params, x = make(rng, kind, k=k, router_bias=k > 1)
     expected, _ = by_loop(kind, params, x, k)
     whole = dataclasses.replace(module, capacity_factor=float(EXPERTS), parent=None)
 

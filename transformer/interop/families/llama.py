@@ -1,5 +1,6 @@
 """Llama 2 and 3, Mistral, Qwen2 and Qwen3: RMSNorm, SwiGLU, rotary positions, grouped heads."""
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -28,6 +29,14 @@ SANDWICH_NORMS = {
 }
 """Our norms of a block -> theirs, where outputs are normalised too (Gemma 2)."""
 
+OUTPUT_NORMS = {
+    "attention_output_norm": "post_attention_layernorm",
+    "feed_forward_output_norm": "post_feedforward_layernorm",
+}
+
+NORMS = {"pre": PRE_NORMS, "sandwich": SANDWICH_NORMS, "output": OUTPUT_NORMS}
+"""`norm_placement` -> our norms of a block -> theirs."""
+
 
 def rules(model: Any, projections: Iterable[str] = ("gate", "up", "down")) -> Iterator[Rule]:
     """The tensors; `projections` are those of the feed-forward sublayer."""
@@ -36,13 +45,14 @@ def rules(model: Any, projections: Iterable[str] = ("gate", "up", "down")) -> It
     scaled = functools.partial(norm, bias=False, scale="offset" if model.norm == "rms_offset" else "scale")
     for name in ("query", "key", "value"):
         projection = f"{theirs}.self_attn.{name[0]}"
-        yield from heads(f"{ours}/attention/{name}", f"{projection}_proj", model.qkv_bias)
+        biased = model.qkv_bias or model.attention_biases
+        yield from heads(f"{ours}/attention/{name}", f"{projection}_proj", biased)
         if model.qk_norm and name != "value":
             yield from scaled(f"{ours}/attention/{name}_norm", f"{projection}_norm")
-    yield from joined(f"{ours}/attention/output", f"{theirs}.self_attn.o_proj", bias=False)
+    yield from joined(f"{ours}/attention/output", f"{theirs}.self_attn.o_proj", model.attention_biases)
     for name in projections:
         yield from linear(f"{ours}/feed_forward/{name}", f"{theirs}.mlp.{name}_proj", bias=False)
-    for name, their in (SANDWICH_NORMS if model.norm_placement == "sandwich" else PRE_NORMS).items():
+    for name, their in NORMS[model.norm_placement].items():
         yield from scaled(f"{ours}/{name}", f"{theirs}.{their}")
     yield from scaled("final_norm", "model.norm")
     if not model.tie_embeddings:
@@ -59,6 +69,11 @@ SIZES = (
     Key("norm_epsilon", "rms_norm_eps", 1e-6),
     Key("attention_dropout", "attention_dropout", 0.0),
 )
+
+
+def sizes(**defaults: Any) -> tuple[Key, ...]:
+    """`SIZES` with other defaults, by their names."""
+    return tuple(dataclasses.replace(key, default=defaults.get(key.theirs, key.default)) for key in SIZES)
 
 
 def head_keys(kv_default: Any, width_default: Any) -> tuple[Key, ...]:

@@ -24,7 +24,8 @@ class Experts(nn.Module):
 
     p = softmax(router(x)) over e = `num_experts`, in float32. w = p / sum of the k largest p (Shazeer et al.
     2017; Lepikhin et al. 2021, "GShard"); w = p if k = 1, where the quotient would have no gradient (Fedus et
-    al. 2022, "Switch Transformers", section 2.1). `network` is a member of `FEED_FORWARDS` with its sizes.
+    al. 2022, "Switch Transformers", section 2.1). `network` is a member of `FEED_FORWARDS` with its sizes;
+    with `router_bias` the router has a bias of each expert.
 
     With a `capacity_factor`, in training an expert serves at most floor(k t / e * capacity_factor) tokens of
     a document of t: the first ones, so none depends on what a later one is. To others it adds nothing
@@ -43,6 +44,7 @@ class Experts(nn.Module):
     num_experts: int
     experts_per_token: int = 2
     capacity_factor: float = 0.0
+    router_bias: bool = False
 
     @nn.compact
     def __call__(
@@ -56,7 +58,7 @@ class Experts(nn.Module):
         """
         e, k, t = self.num_experts, self.experts_per_token, x_btd.shape[1]
         segments_bt = jnp.ones(x_btd.shape[:2], jnp.int32) if segments_bt is None else segments_bt
-        logits_bte = Linear((e,), names=("embed", None), use_bias=False, name="router")(x_btd)
+        logits_bte = Linear((e,), names=("embed", None), use_bias=self.router_bias, name="router")(x_btd)
         probabilities_bte = jax.nn.softmax(logits_bte)
         # `jax.lax.top_k` would gather the tokens of all devices.
         experts_btk = jnp.argsort(-probabilities_bte, axis=-1, stable=True)[..., :k]

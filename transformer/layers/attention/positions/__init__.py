@@ -21,9 +21,9 @@ POSITIONS: dict[str, type[Position]] = {
     "rope": Rope,
     "alibi": Alibi,
     "t5": T5,
-    "learned_t5": LearnedT5,
     "shaw": Shaw,
     "transformer_xl": RelativeSinusoidal,
+    "learned_t5": LearnedT5,
 }
 
 __all__ = [

@@ -1,0 +1,139 @@
+"""GPT-NeoX and OLMo 2 of transformers, in and out."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.interop import parity
+from transformer.config import from_values
+from transformer.interop import FAMILIES
+from transformer.models.decoder import DecoderConfig
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("in_root")
+
+SMALL = {
+    **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40},
+    **{"vocab_size": 300, "max_position_embeddings": 160, "bos_token_id": 256, "eos_token_id": 256},
+    "pad_token_id": None,
+}
+OWN = {"gpt_neox": {"rotary_pct": 0.5}}
+GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+MODELS = {
+    "pythia": ("GPTNeoX", {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 90.0}}, 20),
+    "neox_in_turn": (
+        "GPTNeoX",
+        {
+            **{"use_parallel_residual": False, "tie_word_embeddings": True, "hidden_act": "gelu_new"},
+            "rope_parameters": {
+                **{"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0},
+                "partial_rotary_factor": 1.0,
+            },
+        },
+        20,
+    ),
+    "olmo2": ("Olmo2", GROUPED | {"rms_norm_eps": 1e-4}, 20),
+}
+"""Name -> class, config and the least number of wrong tables."""
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("gpt_neox", {"attention_bias": False}, "attention_bias: False; only True"),
+        ("gpt_neox", {"rotary_emb_base": 0}, "rotary_emb_base: 0; expected a number above 0"),
+        (
+            "gpt_neox",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "rope_type: 'yarn' with rotary_pct 0.25; only 1",
+        ),
+        ("olmo2", {"attention_bias": True}, "attention_bias: True; only False"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_by_their_name(family, changes, said):
+    with pytest.raises(parity.UserError, match=f"^{said}"):
+        FAMILIES[family][0].model(SMALL | changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        (
+            "gpt_neox",
+            {"position_scaling": "yarn", "position_factor": 2.0},
+            "model.position_scaling: 'yarn' with position_fraction below 1",
+        ),
+        (
+            "gpt_neox",
+            {"parallel_norms": False},
+            "model.parallel_norms: False with model.parallel_sublayers: True",
+        ),
+        ("olmo2", {"qk_norm_joint": False}, "model.qk_norm_joint: False, 'olmo2' has True"),
+        ("olmo2", {"norm_placement": "pre"}, "model.norm_placement: 'pre', 'olmo2' has 'output'"),
+    ],
+)
+def test_what_such_models_do_not_have_is_not_written(family, changes, said):
+    config = from_values(DecoderConfig, FAMILIES[family][0].model(SMALL | OWN.get(family, {})))
+    with pytest.raises(parity.UserError, match=f"^{said}"):
+        FAMILIES[family][0].config(dataclasses.replace(config, **changes))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tmp_path_factory):
+    kind, keys, count = MODELS[request.param]
+    made = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**SMALL | keys))
+    folder = tmp_path_factory.mktemp(request.param)
+    return parity.Imported(parity.save(made, folder, 1)), made, count
+
+
+@pytest.mark.thorough(but=1)
+def test_logits(model, rng):
+    parity.check_logits(*model[:2], rng, 48)
+
+
+@pytest.mark.thorough
+def test_greedy(model, rng):
+    parity.check_greedy(*model[:2], rng)
+
+
+@pytest.mark.thorough(but=1)
+def test_round_trip(model, tmp_path, rng):
+    parity.check_round_trip(*model[:2], tmp_path, rng)
+
+
+@pytest.mark.thorough
+def test_copies(model, tmp_path):
+    """Older files have causal masks and frequencies of rotary positions in each layer."""
+    kind = model[0].hub.folder.family.model_type
+    names = {
+        "gpt_neox": [f"gpt_neox.layers.1.attention.{name}" for name in ("bias", "rotary_emb.inv_freq")],
+        "olmo2": ["model.rotary_emb.inv_freq"],
+    }
+    parity.check_copies(model[0], tmp_path, *names[kind])
+
+
+@pytest.mark.thorough
+def test_a_wrong_entry_of_the_table_is_caught(model, rng):
+    imported, _, count = model
+    layer = "gpt_neox.layers.{n}"  # whose sublayers are side by side, so that the sum of both biases is added
+    beside = [f"{layer}.attention.dense.bias for {layer}.mlp.dense_4h_to_h.bias"]
+    same = beside if imported.hub.model.parallel_norms else []
+    parity.check_broken_tables(imported, rng, 40, at_least=count, same=same)
+
+
+def test_the_output_of_gpt_neox_under_its_newer_name(tmp_path, rng):
+    """`lm_head`, as transformers 5 names it in memory."""
+    from safetensors.numpy import load_file, save_file
+
+    made = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SMALL | OWN["gpt_neox"]))
+    folder = parity.save(made, tmp_path, 1)
+    right = parity.Imported(folder).params
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors.pop("embed_out.weight")
+    save_file(tensors, folder / "model.safetensors")
+    for path, leaf in parity.flat(parity.Imported(folder).params).items():
+        np.testing.assert_array_equal(leaf, parity.flat(right)[path], path)
