@@ -11,9 +11,9 @@ import pytest
 from tests import runs
 
 LIMITS = {
-    "flags to gradient": {"files": 65, "lines": 2_069, "share": 34},
+    "flags to gradient": {"files": 65, "lines": 2_067, "share": 34},
     "prompt to token": {"files": 46, "lines": 1_596, "share": 33},
-    "both": {"files": 74, "lines": 2_737, "share": 40},
+    "both": {"files": 74, "lines": 2_735, "share": 40},
 }
 """A walk's files and lines may not grow, and its share of the code of these files (percent) may not fall:
 tighten them where the walk has become shorter."""

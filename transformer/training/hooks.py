@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 
@@ -236,14 +236,7 @@ class Pictures(Shown):
         path = self.directory / f"{step:08d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         self.draw(*values, path)
-        self.show("pictures", lambda events: events.add_picture(self.directory.name, pixels_of(path), step))
-
-
-def pixels_of(path: Path) -> Any:
-    """The pixels (h, w, 3) of a picture in a file."""
-    from matplotlib.image import imread
-
-    return imread(path)[..., :3]
+        self.show("pictures", lambda events: events.add_picture_file(self.directory.name, path, step))
 
 
 @dataclass

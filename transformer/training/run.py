@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import optax
 
-from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 from transformer.training import parallel
 from transformer.training.checkpoints.checkpoint import Checkpoints, Step, trained_steps
@@ -19,6 +18,7 @@ from transformer.training.checkpoints.initialize import Checkpoint, WarmStart, m
 from transformer.training.experiment import Batches, Objective, Params, Put
 from transformer.training.extras.compiler_options import check_compiler_options, options_for
 from transformer.training.extras.divergence import Watch
+from transformer.training.extras.evaluated_sets import evaluators_of_sets
 from transformer.training.extras.step_options import step_options
 from transformer.training.extras.stragglers import Stragglers
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, check_measured
@@ -271,11 +271,7 @@ class Run:
         return state if self.warm_start is None else self._warm_started(state, self.warm_start)
 
     def _warm_started(self, state: State, warm_start: WarmStart) -> State:
-        params = warm_start.apply(state.params)
-        average = jax.tree.map(jax.numpy.copy, params) if state.ema is not None else None
-        # Some optimizers have the parameters in their initial state.
-        begin = jit_once(self.optimizer.init, out_shardings=self.shardings.opt_state)
-        return dataclasses.replace(state, params=params, ema=average, opt_state=begin(params))
+        return warm_start.into(state, jit_once(self.optimizer.init, out_shardings=self.shardings.opt_state))
 
     def evaluators(self, split: str = "validation") -> dict[str, Evaluator]:
         """The experiment's evaluators of a split, by prefixes like "eval", and those of each set in
@@ -284,19 +280,8 @@ class Run:
         with self.placed():
             evaluators = dict(self.experiment.evaluators(self.put, split))
             if self.config.evaluate.sets and split.isidentifier():
-                evaluators |= self._of_sets(split)
+                evaluators |= evaluators_of_sets(self, split)
             return evaluators
-
-    def _of_sets(self, split: str) -> dict[str, Evaluator]:
-        evaluators = {}
-        for name, source in self.config.evaluate.sets.items():
-            try:
-                there = self.experiment.evaluators(self.put, f"{split} of {source}")
-            except UserError as error:
-                raise UserError(f"evaluate.sets.{name}: {error}") from error.__cause__
-            for prefix, evaluator in there.items():
-                evaluators[name if prefix == "eval" else f"{name}/{prefix}"] = evaluator
-        return evaluators
 
     def evaluate(self, params: Params, split: str = "validation") -> dict[str, float]:
         """The results of all evaluators of a split, by names like "eval/loss"."""

@@ -57,7 +57,7 @@ class TrainConfig(Bounded):
     def _check_devices(self) -> None:
         if self.devices_every % self.log_every:
             raise UserError(
-                f"devices_every: {self.devices_every}; expected a multiple of log_every {self.log_every}"
+                f"devices_every: {self.devices_every}; not a multiple of log_every {self.log_every}"
             )
 
     def _check_average(self) -> None:

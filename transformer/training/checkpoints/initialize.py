@@ -2,8 +2,8 @@
 
 import functools
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from transformer.training.checkpoints.checksums import arrays
 from transformer.training.checkpoints.function import differences
 from transformer.training.experiment import Params
 from transformer.training.run_config import RunConfig
+from transformer.training.state import State
 
 ADAPTERS = ("lora_down", "lora_up")
 """LoRA parameters, initially without effect; a checkpoint may lack them."""
@@ -218,6 +219,13 @@ class WarmStart:
         }
         restored = self.origin.read(traverse_util.unflatten_dict(abstract, sep="/"))
         return traverse_util.unflatten_dict(flat | traverse_util.flatten_dict(restored, sep="/"), sep="/")
+
+    def into(self, state: State, begin: Callable[[Params], Any]) -> State:
+        """A first state with the parameters of `apply`, from which the average begins too, and the optimizer:
+        `begin` is its `init`, as some optimizers have the parameters in their initial state."""
+        params = self.apply(state.params)
+        average = jax.tree.map(jnp.copy, params) if state.ema is not None else None
+        return replace(state, params=params, ema=average, opt_state=begin(params))
 
 
 def mean(trees: Iterable[Params]) -> Params:

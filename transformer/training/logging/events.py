@@ -52,6 +52,12 @@ class Events:
         summary = self._summary.image(name, pixels_hwc, dataformats="HWC")
         self._write(self._pb.Event(step=step, summary=summary))
 
+    def add_picture_file(self, name: str, path: Path, step: int) -> None:
+        """Writes the picture of a file, as `add_picture`."""
+        from matplotlib.image import imread
+
+        self.add_picture(name, imread(path)[..., :3], step)
+
     def add_text(self, name: str, text: str, step: int) -> None:
         """Writes a text, which is shown as it is: TensorBoard reads Markdown, where lines that are indented
         by four spaces are not changed."""
