@@ -214,7 +214,7 @@ def broken_tables(
 
 
 def _alike(rule: Rule, other: Rule, shapes: dict[str, tuple[int, ...]]) -> bool:
-    first, second = (table._of_rule(each, shapes[each.paths[0]], 0) for each in (rule, other))
+    first, second = (table.places_of(each, shapes, 0) for each in (rule, other))
     a, b = next(iter(first)), next(iter(second))
     return a.shape == b.shape and len(a.index) == len(b.index)
 

@@ -12,6 +12,7 @@ OURS = ("query/kernel", "key/kernel", "value/kernel")
 RULES = {
     "Conv1D": Rule(OURS, "{n}.c_attn.weight", "d (c h k) -> c d h k"),
     "Linear": Rule(OURS, "{n}.Wqkv.weight", "(c h k) d -> c d h k"),
+    "in_turn": Rule(OURS, "{n}.qkv.weight", "(h k) d -> d h k", in_turn=True),
     "joined": Rule("output/kernel", "{n}.o.weight", "d (h k) -> h k d"),
     "plain": Rule("up/kernel", "{n}.c_fc.weight"),
 }
@@ -23,7 +24,9 @@ FULL = (2, 5, 3, 4)
 
 def places_of(kind):
     rule = RULES[kind]
-    return list(places([rule], dict.fromkeys(rule.paths, SHAPES.get(kind, FULL))).values())
+    shapes = dict.fromkeys(rule.paths, SHAPES.get(kind, FULL))
+    shapes |= dict.fromkeys(OURS[1:], (2, 5, 1, 4)) if rule.in_turn else {}
+    return list(places([rule], shapes).values())
 
 
 def drawn(rng, place, part, rank):
@@ -40,7 +43,7 @@ def test_the_fused_adapter_changes_each_part_as_its_own_does(rng, kind, parts):
         assert is_linear(place)
         chosen = parts if len(place.paths) > 1 else (0,)
         pairs = [drawn(rng, place, i, rank) if i in chosen else None for i in range(len(place.paths))]
-        a, b = fused(pairs, place.shape[0] if kind != "Conv1D" and kind != "plain" else place.shape[1])
+        a, b = fused(pairs, place.shape[kind in ("Conv1D", "plain")], place.rows)
         assert len(a) == rank * len(chosen)
         kernel = rng.normal(size=place.shape).astype(np.float32)
         change = LowRank(a, b, scale).applied(kernel, place) - np.float64(kernel)
@@ -56,13 +59,14 @@ def test_the_fused_adapter_changes_each_part_as_its_own_does(rng, kind, parts):
             np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["Conv1D", "Linear"])
+@pytest.mark.parametrize("kind", ["Conv1D", "Linear", "in_turn"])
 @pytest.mark.parametrize("parts", [(0, 1, 2), (0, 2), (1,)])
 def test_parts_come_back_bit_by_bit(rng, kind, parts):
-    layers, rows = [], 12
+    layers = []
     for place in places_of(kind):
         pairs = [drawn(rng, place, i, 2) if i in parts else None for i in range(3)]
-        layers.append((place, pairs, LowRank(*fused(pairs, 3 * rows), Fraction(1))))
+        outputs = place.shape[kind == "Conv1D"]
+        layers.append((place, pairs, LowRank(*fused(pairs, outputs, place.rows), Fraction(1))))
     back = parted([(place, low) for place, _, low in layers])
     assert len(back) == 2 * len(parts)
     for place, pairs, _ in layers:

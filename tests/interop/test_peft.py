@@ -46,6 +46,7 @@ MODELS = {
     "qwen2": ("Qwen2ForCausalLM", SIZES | LLAMA, {"target_modules": FEW, "layers_to_transform": 1}),
     "gemma3": ("Gemma3ForCausalLM", SIZES | LLAMA | {"head_dim": 8}, {"target_modules": ["o_proj"]}),
     "mixtral": ("MixtralForCausalLM", SIZES | LLAMA | {"num_local_experts": 4}, {"target_modules": FEW}),
+    "phi3": ("Phi3ForCausalLM", SIZES | LLAMA | {"pad_token_id": 0}, {"target_modules": ["qkv_proj"]}),
     "gpt2": ("GPT2LMHeadModel", GPT2, {"target_modules": "all-linear"}),
     "bert": ("BertForMaskedLM", SIZES, {"target_modules": ["key", "output.dense"], "use_rslora": True}),
     "classifier": (

@@ -19,9 +19,11 @@ RULES = [
     Rule("table", "table", "v d -> v d"),
     Rule(("blocks/q", "blocks/k"), "h.{n}.qk", "d (c h k) -> c d h k"),
     Rule("blocks/out", "h.{n}.out", "d (h k) -> h k d"),
+    Rule(("blocks/v", "blocks/w"), "h.{n}.vw", "(h k) d -> d h k", in_turn=True),
 ]
 
 SHAPES = {"table": (16, 8), "blocks/q": (3, 8, 2, 4), "blocks/k": (3, 8, 2, 4), "blocks/out": (3, 2, 4, 8)}
+SHAPES |= {"blocks/v": (3, 8, 4, 4), "blocks/w": (3, 8, 2, 4)}
 
 
 def wanted(specs):
@@ -54,6 +56,8 @@ def arrays(rng):
             "blocks/q": PartitionSpec(None, "a", "b"),
             "blocks/k": PartitionSpec(None, None, ("a", "b")[:1]),
             "blocks/out": PartitionSpec(None, "b", None, "a"),
+            "blocks/v": PartitionSpec(None, "a", "b"),
+            "blocks/w": PartitionSpec(None, None, "b", "a"),
         },
     ],
 )

@@ -20,11 +20,12 @@ EDITS = {
         "tests/interop/test_low_rank.py",
         {
             "inputs_always_last": ("(change if inputs_axis(place) else change.T)", "change"),
+            "parts_of_equal_rows": ("np.cumsum(rows)[:-1] if rows else parts", "parts"),
             "scale_forgotten": ("(self.b @ self.a) * np.float32(self.scale)", "(self.b @ self.a)"),
             "parts_share_an_a_of_their_own": ("all(pair and np.array_equal(pair[0], a) for", "all(pair for"),
             "zero_ranks_written": ("1 + np.flatnonzero(a.any(1) | b.any(0)).max()", "len(a) + 0"),
             "ranks_of_all_parts_for_each": ("return own if own and not rest and", "return own if () and"),
-            "blocks_not_compared": ("not rest and inside == np.count_nonzero(b_lpor)", "not rest"),
+            "blocks_not_compared": ("not rest and inside == np.count_nonzero(b_lor)", "not rest"),
         },
     ),
     "transformer/interop/adapters/peft_config.py": (
@@ -160,9 +161,14 @@ EDITS = {
         },
     ),
     "transformer/interop/tensor_rules.py": (
-        "tests/interop/test_transfer.py tests/interop/test_import.py tests/interop/families/test_llama.py",
+        "tests/interop/test_transfer.py tests/interop/test_import.py tests/interop/families/test_llama.py "
+        "tests/interop/families/test_further_decoders.py",
         {
             "unknown_tensors_ignored": ("    if extra:", "    if extra and not extra:"),
+            "all_from_the_first_row": (
+                "start, place = sum(self.rows[:part])",
+                "start, place = 0",
+            ),
             "experts_before_layers": ("rule.paths, index, left", "rule.paths, index[::-1], left"),
         },
     ),
@@ -262,8 +268,11 @@ EDITS = {
         {"merged_without_alpha": ("(config.lora_alpha / config.lora_rank)", "1.0")},
     ),
     "transformer/layers/attention/positions/rope.py": (
-        "tests/interop/families/test_llama.py",
-        {"llama3_kept_from_two": ("- 1) / (4 - 1), 0, 1)", "- 1) / (2 - 1), 0, 1)")},
+        "tests/interop/families/test_llama.py tests/interop/families/test_further_decoders.py",
+        {
+            "llama3_kept_from_two": ("- 1) / (4 - 1), 0, 1)", "- 1) / (2 - 1), 0, 1)"),
+            "exact_is_whole": ("functools.partial(yarn, whole=False)", "yarn"),
+        },
     ),
     "transformer/layers/attention/attention.py": (
         "tests/interop/families/test_llama.py",
@@ -311,6 +320,30 @@ EDITS = {
                 'Key("qk_norm_epsilon", "rms_norm_eps", 1e-5)',
                 'Key("qk_norm_epsilon", "eps", 1e-5)',
             ),
+        },
+    ),
+    "transformer/interop/families/phi3.py": (
+        "tests/interop/families/test_further_decoders.py",
+        {
+            "any_scaling": ('if kind != "default":', "if False:"),
+            "gate_for_up": ('"(c f) d -> c d f"', '"(f c) d -> c d f"'),
+            "whole_heads_rotated": ('"position_fraction": fraction', '"position_fraction": 1.0'),
+            "no_windows": ("if window is None else", "if True else"),
+            "base_of_others": ('positive_number(rope, "rope_theta", ', 'positive_number(rope, "theta", '),
+        },
+    ),
+    "transformer/interop/families/gpt_oss.py": (
+        "tests/interop/families/test_further_decoders.py",
+        {
+            "gate_before_up": ('"e d (f c) -> c e d f"', '"e d (c f) -> c e d f"'),
+            "biases_of_gates_before_ups": ('"e (f c) -> c e f"', '"e (c f) -> c e f"'),
+            "few_bits_are_read": (
+                'if isinstance(kind := config.get("quantization_config"), dict):',
+                "if False:",
+            ),
+            "full_layers_first": ("if i % 2 else", "if not i % 2 else"),
+            "no_sinks": ('"sinks": True, ', ""),
+            "one_expert_written": ("if model.experts_per_token < 2:", "if False:"),
         },
     ),
     "transformer/interop/families/encoders/distilbert.py": (

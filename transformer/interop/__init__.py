@@ -34,10 +34,12 @@ from transformer.interop.families.encoders.vit import VIT, VIT_BARE
 from transformer.interop.families.gemma import GEMMA2, GEMMA3
 from transformer.interop.families.gpt2 import GPT2
 from transformer.interop.families.gpt_neox import GPT_NEOX
+from transformer.interop.families.gpt_oss import GPT_OSS
 from transformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from transformer.interop.families.marian import MARIAN
 from transformer.interop.families.mixtral import MIXTRAL, QWEN3_MOE
 from transformer.interop.families.olmo2 import OLMO2
+from transformer.interop.families.phi3 import PHI3
 from transformer.interop.families.smollm3 import SMOLLM3
 from transformer.interop.families.t5 import MT5, T5
 from transformer.interop.family import Family
@@ -53,6 +55,8 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "qwen3_moe": (QWEN3_MOE,),
     "smollm3": (SMOLLM3,),
     "olmo2": (OLMO2,),
+    "phi3": (PHI3,),
+    "gpt_oss": (GPT_OSS,),
     "arcee": (ARCEE,),
     "gemma2": (GEMMA2,),
     "gemma3_text": (GEMMA3,),

@@ -9,12 +9,13 @@ from transformer.interop.family import positive_number
 from transformer.interop.json_files import as_list
 
 SCALINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "default": ("none", {}),
+    "none": ("default", {}),
     "linear": ("linear", {}),
     "llama3": ("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}),
     "yarn": ("yarn", {"beta_fast": 32, "beta_slow": 1, "truncate": True}),
+    "yarn_exact": ("yarn", {"beta_fast": 32, "beta_slow": 1, "truncate": False}),
 }
-"""Their `rope_type` -> our `position_scaling`, and the only values of further keys that are known here."""
+"""Our `position_scaling` -> their `rope_type`, and the only values of further keys that are known here."""
 
 ANY = ("rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings")
 
@@ -39,9 +40,12 @@ def read_rope(rope: Any, theta: Any, max_length: Any) -> dict[str, Any]:
     if not isinstance(rope, dict):
         raise UserError(f"rope_parameters: {rope!r}; expected an object, {{...}}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if not isinstance(kind, str) or kind not in SCALINGS:
-        raise UserError(f"rope_type: {kind!r}; expected one of {', '.join(map(repr, SCALINGS))}")
-    scaling, known = SCALINGS[kind]
+    if kind not in (kinds := [*dict.fromkeys(theirs for theirs, _ in SCALINGS.values())]):
+        raise UserError(f"rope_type: {kind!r}; expected one of {', '.join(map(repr, kinds))}")
+    alike = {ours: known for ours, (theirs, known) in SCALINGS.items() if theirs == kind}
+    cut = [ours for ours, known in alike.items() if known.get("truncate", True) is rope.get("truncate", True)]
+    scaling = next(iter(cut or alike))
+    known = alike[scaling]
     for name, value in rope.items():
         expected = known.get(name, 1.0 if name == "partial_rotary_factor" else None)
         if name not in ANY and value is not None and value != expected:
@@ -59,11 +63,11 @@ def read_rope(rope: Any, theta: Any, max_length: Any) -> dict[str, Any]:
 def write_rope(model: Any) -> dict[str, Any]:
     """Their `rope_parameters` without the base, for our config; raises `UserError` if they have no such, or a
     trained length that is not a whole number."""
-    kinds = {scaling: (kind, known) for kind, (scaling, known) in SCALINGS.items()}
     scaling = model.position_scaling
-    if scaling not in kinds:
-        raise UserError(f"model.position_scaling: {scaling!r}; expected one of {', '.join(map(repr, kinds))}")
-    kind, known = kinds[scaling]
+    if scaling not in SCALINGS:
+        expected = ", ".join(map(repr, SCALINGS))
+        raise UserError(f"model.position_scaling: {scaling!r}; expected one of {expected}")
+    kind, known = SCALINGS[scaling]
     if scaling == "none":
         return {"rope_type": kind}
     rope = {"rope_type": kind, "factor": model.position_factor, **known}

@@ -4,10 +4,12 @@ A rule is one line, `Rule("blocks/attention/query/kernel", "model.layers.{n}.sel
 "(h k) d -> d h k")`: our path, their name, and the axes, theirs -> ours; both directions follow. Where their
 name has `{n}`, our parameter is stacked over layers on its first axis, with `{e}` too over experts on the
 next; the pattern leaves these out. A rule with several of our paths is for a fused tensor: the first axis of
-ours numbers the paths, as in "d (c h k) -> c d h k". The axis `v` is the vocabulary, padded in ours
-(`vocab_multiple`). Of several axes that are one in ours all but one have their sizes in `sizes`.
+ours numbers the paths, as in "d (c h k) -> c d h k"; or with `in_turn` the paths, maybe of several sizes, lie
+one after another on the first axis of theirs, each with these axes. The axis `v` is the vocabulary, padded in
+ours (`vocab_multiple`). Of several axes that are one in ours all but one have their sizes in `sizes`.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +33,7 @@ class Rule:
     the same.
 
     `layers` are the numbers `{n}` of the layers that our parameter has, without it all. With `reverse` the
-    last axis of ours has the opposite order.
+    last axis of ours has the opposite order; `in_turn`: see above.
     """
 
     ours: str | tuple[str, ...]
@@ -40,6 +42,7 @@ class Rule:
     sizes: Mapping[str, int] = field(default_factory=dict, hash=False)
     layers: tuple[int, ...] = ()
     reverse: bool = False
+    in_turn: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -65,11 +68,25 @@ class Place:
     padded: tuple[int, ...]
     reverse: bool = False
 
+    @property
+    def numbered(self) -> bool:
+        """Whether the first axis of ours numbers the paths."""
+        return len(self.paths) > 1
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The rows of theirs that each path has; (): they are not one after another."""
+        return ()
+
+    def alone(self, part: int) -> tuple["Place", int]:
+        """The place that has the parameter `paths[part]`, and its number there."""
+        return self, part
+
     def ours(self, theirs: np.ndarray, part: int, piece: Slices | None = None) -> np.ndarray:
         """The parameter `paths[part]` of this layer, or a piece of it, from their tensor. Of a tensor that is
         mapped from a file little more than the piece is read. Vocabulary padding is zero."""
         x = self._permuted(theirs, self.left, self.right)
-        x = x[part] if len(self.paths) > 1 else x
+        x = x[part] if self.numbered else x
         x = x[..., ::-1] if self.reverse else x
         if piece is None:
             piece = tuple(slice(0, size) for size in self.padded)
@@ -92,6 +109,40 @@ class Place:
         return split.reshape([math.prod(self.sizes[axis] for axis in group) for group in right])
 
 
+@dataclass(frozen=True)
+class Row(Place):
+    """Several places, one after another on the first axis of one tensor."""
+
+    parts: tuple[Place, ...] = ()
+    numbered = False
+
+    @classmethod
+    def of(cls, parts: Sequence[Place]) -> "Row":
+        """The row of these places, each of one parameter."""
+        values = {item.name: getattr(parts[0], item.name) for item in dataclasses.fields(Place)}
+        shape = sum(part.shape[0] for part in parts), *parts[0].shape[1:]
+        paths = tuple(path for part in parts for path in part.paths)
+        return cls(**values | {"shape": shape, "paths": paths}, parts=tuple(parts))
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """See `Place`."""
+        return tuple(part.shape[0] for part in self.parts)
+
+    def alone(self, part: int) -> tuple[Place, int]:
+        """See `Place`."""
+        return self.parts[part], 0
+
+    def ours(self, theirs: np.ndarray, part: int, piece: Slices | None = None) -> np.ndarray:
+        """See `Place`."""
+        start, place = sum(self.rows[:part]), self.parts[part]
+        return place.ours(theirs[start : start + place.shape[0]], 0, piece)
+
+    def theirs(self, ours: Iterable[np.ndarray]) -> np.ndarray:
+        """See `Place`."""
+        return np.concatenate([part.theirs([x]) for part, x in zip(self.parts, ours, strict=True)])
+
+
 def places(
     rules: Iterable[Rule], shapes: Mapping[str, tuple[int, ...]], vocab_size: int = 0
 ) -> dict[str, Place]:
@@ -108,10 +159,19 @@ def places(
                 raise UserError(f"{rule.theirs}: this model has no parameter {path}")
             assert path not in by_path, f"{path}: a second rule"
             by_path[path] = rule.theirs
-        by_name |= {place.name: place for place in _of_rule(rule, shapes[rule.paths[0]], vocab_size)}
+        by_name |= {place.name: place for place in places_of(rule, shapes, vocab_size)}
     if lacking := [path for path in shapes if path not in by_path]:
         raise UserError(f"{lacking[0]}: no tensor of this family is this parameter")
     return by_name
+
+
+def places_of(rule: Rule, shapes: Mapping[str, tuple[int, ...]], vocab_size: int) -> Iterable[Place]:
+    """The places of one rule."""
+    if not rule.in_turn:
+        return _of_rule(rule, shapes[rule.paths[0]], vocab_size)
+    alone = [dataclasses.replace(rule, ours=path, in_turn=False) for path in rule.paths]
+    parts = [_of_rule(each, shapes[each.paths[0]], vocab_size) for each in alone]
+    return map(Row.of, zip(*parts, strict=True))
 
 
 def _of_rule(rule: Rule, shape: tuple[int, ...], vocab_size: int) -> Iterator[Place]:

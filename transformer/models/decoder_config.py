@@ -110,9 +110,9 @@ class StackConfig(ExpertKeys):
     position_base: Annotated[PositiveFloat, of_position("base", strict=False)] = 10000.0
     position_scaling: Annotated[str, OneOf(SCALINGS), of_position("scaling")] = "none"  # for long texts
     position_factor: float = 1.0  # context extension factor; 1 without scaling
-    # trained length of yarn and llama3; 0: max_length / factor
+    # trained length of yarn, yarn_exact and llama3; 0: max_length / factor
     position_original_length: Annotated[
-        Nonnegative, of_position("original_length"), only("position_scaling", "yarn", "llama3")
+        Nonnegative, of_position("original_length"), only("position_scaling", "yarn", "yarn_exact", "llama3")
     ] = 0
     # largest distance that t5 and shaw distinguish; 0: 128 and 16
     position_distance: Annotated[Nonnegative, of_position("max_distance")] = 0

@@ -1,4 +1,4 @@
-"""GPT-NeoX and OLMo 2 of transformers, in and out."""
+"""GPT-NeoX, OLMo 2, Phi-3 and gpt-oss of transformers, in and out."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ SMALL = {
     **{"vocab_size": 300, "max_position_embeddings": 160, "bos_token_id": 256, "eos_token_id": 256},
     "pad_token_id": None,
 }
-OWN = {"gpt_neox": {"rotary_pct": 0.5}}
+OWN = {"gpt_neox": {"rotary_pct": 0.5}, "gpt_oss": {"num_key_value_heads": 2}}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 MODELS = {
@@ -37,6 +37,24 @@ MODELS = {
         20,
     ),
     "olmo2": ("Olmo2", GROUPED | {"rms_norm_eps": 1e-4}, 20),
+    "phi3": ("Phi3", GROUPED | {"sliding_window": 7, "tie_word_embeddings": True}, 12),
+    "phi4": (
+        "Phi3",
+        {"rope_parameters": {"rope_theta": 70.0, "partial_rotary_factor": 0.5}, "rms_norm_eps": 1e-4},
+        12,
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **GROUPED | {"head_dim": 10, "num_local_experts": 4, "num_experts_per_tok": 3},
+            **{"num_hidden_layers": 3, "sliding_window": 6},
+            "rope_parameters": {
+                **{"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0},
+                **{"truncate": False, "original_max_position_embeddings": 40, "rope_theta": 150.0},
+            },
+        },
+        30,
+    ),
 }
 """Name -> class, config and the least number of wrong tables."""
 
@@ -52,6 +70,18 @@ MODELS = {
             "rope_type: 'yarn' with rotary_pct 0.25; only 1",
         ),
         ("olmo2", {"attention_bias": True}, "attention_bias: True; only False"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
+            "rope_scaling.type: 'longrope'; only positions without a scaling",
+        ),
+        (
+            "gpt_oss",
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            "quantization_config: 'mxfp4'; only weights without it are read; save it in bfloat16: from",
+        ),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit: 5.0; only 7.0"),
+        ("gpt_oss", {"num_experts_per_tok": 1}, "num_experts_per_tok: 1; expected a whole number of at"),
     ],
 )
 def test_what_cannot_be_expressed_is_refused_by_their_name(family, changes, said):
@@ -73,6 +103,14 @@ def test_what_cannot_be_expressed_is_refused_by_their_name(family, changes, said
             "model.parallel_norms: False with model.parallel_sublayers: True",
         ),
         ("olmo2", {"qk_norm_joint": False}, "model.qk_norm_joint: False, 'olmo2' has True"),
+        (
+            "phi3",
+            {"layers": ("a",), "layer_kinds": {"a": {"qk_norm": True}}},
+            "model.layer_kinds.a.qk_norm: T",
+        ),
+        ("phi3", {"position_scaling": "linear", "position_factor": 2.0}, "model.position_scaling: 'linear'"),
+        ("gpt_oss", {"experts_per_token": 1}, "model.experts_per_token: 1; such models compute another"),
+        ("gpt_oss", {"sinks": False}, "model.sinks: False, 'gpt_oss' has True"),
         ("olmo2", {"norm_placement": "pre"}, "model.norm_placement: 'pre', 'olmo2' has 'output'"),
     ],
 )
@@ -111,9 +149,8 @@ def test_copies(model, tmp_path):
     kind = model[0].hub.folder.family.model_type
     names = {
         "gpt_neox": [f"gpt_neox.layers.1.attention.{name}" for name in ("bias", "rotary_emb.inv_freq")],
-        "olmo2": ["model.rotary_emb.inv_freq"],
     }
-    parity.check_copies(model[0], tmp_path, *names[kind])
+    parity.check_copies(model[0], tmp_path, *names.get(kind, ["model.rotary_emb.inv_freq"]))
 
 
 @pytest.mark.thorough

@@ -96,6 +96,7 @@ def by_loop(kind, params, x_btd, k, capacity=math.inf, valid_bt=None):
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_against_float64(kind, k, rng):
     module, params, x = make(rng, kind, k=k, router_bias=k > 1)
+    assert ("bias" in params["router"]) == (k > 1)
     expected, _ = by_loop(kind, params, x, k)
     whole = dataclasses.replace(module, capacity_factor=float(EXPERTS), parent=None)
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -52,13 +53,14 @@ def is_linear(place: Place) -> bool:
 
 def inputs_axis(place: Place) -> int:
     """The axis of their kernel that has the inputs, which are first in ours."""
-    first = place.right[len(place.paths) > 1][0]
+    first = place.right[place.numbered][0]
     return next(i for i, group in enumerate(place.left) if first in group)
 
 
 def halves(place: Place, part: int, rank: int) -> list[Place]:
     """Where A and B of the kernel `paths[part]` are."""
-    several, axis = len(place.paths) > 1, inputs_axis(place)
+    place, part = place.alone(part)
+    several, axis = place.numbered, inputs_axis(place)
     inputs, outputs = place.left[axis], place.left[1 - axis][several:]  # parts are the outermost axis
     ours, sizes = place.right[several:], {**place.sizes, "r": rank}
     count = sum({*group} <= {*inputs} for group in ours)
@@ -73,9 +75,10 @@ def halves(place: Place, part: int, rank: int) -> list[Place]:
     return pair
 
 
-def fused(parts: Sequence[Pair | None], outputs: int) -> Pair | None:
-    """A and B of a kernel of that many outputs from those of its parts; None: a part, or all, have none.
-    Of one pair the ranks after the last that is not zero in A and B are left out."""
+def fused(parts: Sequence[Pair | None], outputs: int, rows: Sequence[int] = ()) -> Pair | None:
+    """A and B of a kernel of that many outputs from those of its parts, which have `rows` of them, or () all
+    as many; None: a part, or all, have none. Of one pair the ranks after the last that is not zero in A and B
+    are left out."""
     pairs = [pair for pair in parts if pair and any(x.any() for x in pair)]
     if not pairs:
         return None
@@ -84,13 +87,18 @@ def fused(parts: Sequence[Pair | None], outputs: int) -> Pair | None:
         rank = 1 + np.flatnonzero(a.any(1) | b.any(0)).max()
         return a[:rank], b[:, :rank]
     a = np.concatenate([pair[0] for pair in parts if pair])
-    b, start, rows = np.zeros((outputs, len(a)), a.dtype), 0, outputs // len(parts)
-    for part, pair in enumerate(parts):
+    b, start = np.zeros((outputs, len(a)), a.dtype), 0
+    for block, pair in zip(np.split(b, cuts(rows, len(parts))), parts, strict=True):
         if pair:
             end = start + len(pair[0])
-            b[part * rows : (part + 1) * rows, start:end] = pair[1]
+            block[:, start:end] = pair[1]
             start = end
     return a, b
+
+
+def cuts(rows: Sequence[int], parts: int) -> Any:
+    """Where `np.split` cuts outputs of that many parts."""
+    return np.cumsum(rows)[:-1] if rows else parts
 
 
 def parted(adapters: Sequence[tuple[Place, LowRank]]) -> dict[tuple[str, tuple[int, ...]], LowRank]:
@@ -98,22 +106,24 @@ def parted(adapters: Sequence[tuple[Place, LowRank]]) -> dict[tuple[str, tuple[i
     parts = {}
     for paths in {place.paths: None for place, _ in adapters}:
         layers = [(place, low) for place, low in adapters if place.paths == paths]
-        owned = _owned([low.b for _, low in layers], len(paths))
+        cut = cuts(layers[0][0].rows, len(paths))
+        owned = _owned([low.b for _, low in layers], len(paths), cut)
         for place, low in layers:
             for part, own in owned.items():
-                b = np.split(low.b, len(paths))[part][:, own]
+                b = np.split(low.b, cut)[part][:, own]
                 parts[paths[part], place.index] = LowRank(low.a[own], b, low.scale)
     return parts
 
 
-def _owned(layers: Sequence[np.ndarray], parts: int) -> dict[int, slice]:
+def _owned(layers: Sequence[np.ndarray], parts: int, cut: Any) -> dict[int, slice]:
     """Part -> its ranks: own ones where B is block-diagonal in all layers, otherwise all."""
     shared = dict.fromkeys(range(parts), slice(None))
     if parts == 1 or len({b.shape for b in layers}) > 1:
         return shared
-    b_lpor = np.stack(layers).reshape(len(layers), parts, -1, layers[0].shape[1])
-    owners = np.flatnonzero(b_lpor.any((0, 2, 3)))
-    width, rest = divmod(b_lpor.shape[-1], max(len(owners), 1))
-    own = {int(part): slice(i * width, (i + 1) * width) for i, part in enumerate(owners)}
-    inside = sum(np.count_nonzero(b_lpor[:, part, :, ranks]) for part, ranks in own.items())
-    return own if own and not rest and inside == np.count_nonzero(b_lpor) else shared
+    b_lor = np.stack(layers)
+    blocks = np.split(b_lor, cut, axis=1)
+    owners = [part for part, block in enumerate(blocks) if block.any()]
+    width, rest = divmod(b_lor.shape[-1], max(len(owners), 1))
+    own = {part: slice(i * width, (i + 1) * width) for i, part in enumerate(owners)}
+    inside = sum(np.count_nonzero(blocks[part][:, :, ranks]) for part, ranks in own.items())
+    return own if own and not rest and inside == np.count_nonzero(b_lor) else shared

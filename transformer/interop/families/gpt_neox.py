@@ -39,7 +39,7 @@ def read(config: Values) -> dict[str, Any]:
     fraction = rope.pop("partial_rotary_factor", value_or(config, "rotary_pct", 0.25))
     theta = positive_number(config, "rotary_emb_base", 10_000.0)
     keys = read_rope(rope, theta, config.get("max_position_embeddings"))
-    if fraction != 1 and keys.get("position_scaling") == "yarn":
+    if fraction != 1 and rope.get("rope_type", rope.get("type")) == "yarn":
         raise UserError(f"rope_type: 'yarn' with rotary_pct {fraction!r}; only 1 is known here with it")
     rate = value_or(config, "hidden_dropout", 0.0)
     return keys | {"position_fraction": fraction, "embedding_dropout": rate}

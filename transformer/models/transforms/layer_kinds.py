@@ -9,7 +9,7 @@ from transformer.config import from_values, marks_of, without_effect
 from transformer.errors import UserError, suggest
 from transformer.layers.attention.positions import POSITIONS
 
-OF_LENGTH = ("yarn", "llama3")
+OF_LENGTH = ("yarn", "yarn_exact", "llama3")
 """Scalings of positions that depend on the trained length."""
 
 

@@ -1,5 +1,6 @@
 """Rotary position embeddings (RoPE): queries and keys are rotated by angles proportional to the position."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -29,19 +30,20 @@ def ntk(half: int, base: float, factor: float, length: float) -> tuple[jax.Array
     return unscaled(half, base * factor ** (half / max(half - 1, 1)), factor, length)
 
 
-def yarn(half: int, base: float, factor: float, length: float) -> tuple[jax.Array, float]:
+def yarn(half: int, base: float, factor: float, length: float, whole: bool = True) -> tuple[jax.Array, float]:
     """Divides frequencies with less than one rotation in the trained length, and keeps those with 32 or more.
 
-    Between them it interpolates linearly in the index of the pair, as in the authors' code. The scores are
-    multiplied by (0.1 ln(factor) + 1)^2, their inverse temperature. Source: Peng et al. 2023 (YaRN), sections
-    3.2 and 3.4.
+    Between them it interpolates linearly in the index of the pair, as in the authors' code, from one of a
+    `whole` number to another or (OpenAI 2025, gpt-oss) between. The scores are multiplied by
+    (0.1 ln(factor) + 1)^2, their inverse temperature. Source: Peng et al. 2023 (YaRN), sections 3.2 and 3.4.
     """
 
     def pair_with(turns: float) -> float:
         return half * math.log(length / (2 * math.pi * turns)) / math.log(base)
 
-    first = max(math.floor(pair_with(32)), 0)
-    last = max(min(math.ceil(pair_with(1)), 2 * half - 1), first + 1)
+    down, up, least = (math.floor, math.ceil, 1.0) if whole else (float, float, 1e-3)
+    first = max(down(pair_with(32)), 0)
+    last = max(min(up(pair_with(1)), 2 * half - 1), first + least)
     divided = jnp.clip((jnp.arange(half) - first) / (last - first), 0, 1)
     frequency, _ = unscaled(half, base, factor, length)
     return frequency * (1 - divided + divided / factor), (0.1 * math.log(factor) + 1) ** 2
@@ -63,6 +65,7 @@ SCALINGS: dict[str, Callable[[int, float, float, float], tuple[jax.Array, float]
     "linear": linear,
     "ntk": ntk,
     "yarn": yarn,
+    "yarn_exact": functools.partial(yarn, whole=False),
     "llama3": llama3,
 }
 """Context extension: (k/2, base, factor, trained length) -> frequencies (k/2), and a factor of the scores."""
