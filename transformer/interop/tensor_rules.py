@@ -169,8 +169,8 @@ def places_of(rule: Rule, shapes: Mapping[str, tuple[int, ...]], vocab_size: int
     """The places of one rule."""
     if not rule.in_turn:
         return _of_rule(rule, shapes[rule.paths[0]], vocab_size)
-    alone = [dataclasses.replace(rule, ours=path, in_turn=False) for path in rule.paths]
-    parts = [_of_rule(each, shapes[each.paths[0]], vocab_size) for each in alone]
+    rules = [dataclasses.replace(rule, ours=path, in_turn=False) for path in rule.paths]
+    parts = [_of_rule(own, shapes[own.paths[0]], vocab_size) for own in rules]
     return map(Row.of, zip(*parts, strict=True))
 
 
