@@ -16,8 +16,9 @@ from tqdm import tqdm
 from experiments.evaluation.evaluators import named_evaluators
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap
-from transformer.evaluation.likelihood import WEIGHTS, likelihood_evaluator
+from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.scoring import Row, Score, score_pairs
+from transformer.evaluation.terms_by_row import WEIGHTS
 from transformer.layers.measures import Measures
 from transformer.models.transforms.reduced import reduced
 from transformer.run_folder import RunFolder

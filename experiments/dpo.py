@@ -15,7 +15,7 @@ from transformer.data.cache.disk_cache import build_once, digest, is_made, load_
 from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig, PreferenceRows
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.distributed import gather_texts
-from transformer.evaluation.likelihood import replicated
+from transformer.evaluation.terms_by_row import replicated
 from transformer.training.checkpoints.checksums import checksums
 from transformer.training.experiment import Batch, Params
 from transformer.training.losses.token_losses import LogitsConfig, loss_of_states

@@ -12,7 +12,8 @@ from experiments.language_modeling import LanguageModeling, LanguageModelingConf
 from transformer.data.loader import DataLoader
 from transformer.data.text.packed_text import StreamRows
 from transformer.errors import UserError
-from transformer.evaluation.likelihood import LikelihoodEvaluator, Rows, split_by_row
+from transformer.evaluation.likelihood import LikelihoodEvaluator
+from transformer.evaluation.terms_by_row import Rows, split_by_row
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator

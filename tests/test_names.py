@@ -17,7 +17,7 @@ VAGUE = frozenset(f"{WORDS} got it one ones other others".split())
 
 ALLOWED = {
     ("transformer/evaluation/classifier_scores.py", "one"),  # the number
-    ("transformer/evaluation/likelihood.py", "one"),
+    ("transformer/evaluation/terms_by_row.py", "one"),
     ("transformer/models/transforms/value_embeddings.py", "ones"),  # the initialiser of that name
     ("transformer/planning/memory.py", "other"),  # than parameters and optimizer: a column of a table
     ("transformer/training/checkpoints/initialize.py", "taken"),  # beside `new` and `left`, in a table

@@ -80,7 +80,8 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def gemma_problem(every: int) -> Callable[[Values], str]:
-    """What llama.cpp does not have of a Gemma, each `every`-th of whose layers has no window there."""
+    """A function that names what llama.cpp lacks of a Gemma, whose every `every`-th layer has no window
+    there."""
 
     def problem(values: Values) -> str:
         types, scalar = values["layer_types"], values["query_pre_attn_scalar"]
@@ -95,7 +96,7 @@ def gemma_problem(every: int) -> Callable[[Values], str]:
 
 
 def gemma2_problem(values: Values) -> str:
-    """What llama.cpp does not have: scores or logits without a cap."""
+    """Names what llama.cpp lacks: scores or logits without a cap."""
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if values[key] is None:
             return f"{key}: None; expected a number, as llama.cpp caps them always"
@@ -105,7 +106,7 @@ def gemma2_problem(values: Values) -> str:
 
 
 def gemma3_problem(values: Values) -> str:
-    """What llama.cpp does not have: scaled positions other than `linear` ones of layers without a window."""
+    """Names what llama.cpp lacks: scaled positions other than `linear` ones of layers without a window."""
     for kind, rope in values["rope_parameters"].items():
         if rope.get("rope_type", "default") not in ({FULL: ("default", "linear")}.get(kind, ("default",))):
             return f"rope_parameters: {kind}: {rope['rope_type']!r}; expected 'default', or of full 'linear'"
@@ -113,14 +114,14 @@ def gemma3_problem(values: Values) -> str:
 
 
 def bert_problem(values: Values) -> str:
-    """What llama.cpp does not have: another activation than GELU, whose approximation it takes for both."""
+    """Names what llama.cpp lacks: another activation than GELU, whose approximation it takes for both."""
     if values["hidden_act"] not in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
         return f"hidden_act: {values['hidden_act']!r}; expected 'gelu' or 'gelu_new'"
     return ""
 
 
 def modernbert_problem(values: Values) -> str:
-    """What llama.cpp does not have: biases, and windows in other layers."""
+    """Names what llama.cpp lacks: biases, and windows in other layers."""
     types = values["layer_types"]
     if values["norm_bias"]:
         return "norm_bias: True; expected False"

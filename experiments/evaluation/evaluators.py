@@ -16,7 +16,8 @@ from experiments.evaluation.mean_reward import MeanReward
 from experiments.evaluation.multiple_choice import MultipleChoice
 from transformer.data.text.packed_text import TextData
 from transformer.errors import UnknownMember, UserError, suggest
-from transformer.evaluation.likelihood import LikelihoodEvaluator, by_target
+from transformer.evaluation.likelihood import LikelihoodEvaluator
+from transformer.evaluation.terms_by_row import by_target
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator
 from transformer.training.metrics import Sum

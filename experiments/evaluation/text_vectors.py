@@ -13,7 +13,7 @@ from transformer.data.images.images import ImageData
 from transformer.decoding.generation import fill, pad
 from transformer.devices import on_host
 from transformer.errors import UserError
-from transformer.evaluation.likelihood import replicated
+from transformer.evaluation.terms_by_row import replicated
 from transformer.layers.block import Block
 from transformer.models.classifier import EmbedderConfig, TextEmbedder, pool, unit
 from transformer.models.encoder import TextEncoder

@@ -13,9 +13,9 @@ from transformer.data.sources import open_source
 from transformer.devices import on_host
 from transformer.errors import UserError
 from transformer.evaluation.embeddings import unit
-from transformer.evaluation.likelihood import replicated
 from transformer.evaluation.ranking import AT_ONCE, ndcg_at, rank_relevant, recall_at, spearman
 from transformer.evaluation.statistics.bootstrap import RESAMPLES, interval, interval_text, resampled
+from transformer.evaluation.terms_by_row import replicated
 from transformer.training.experiment import Params, Put
 
 CUTS = (1, 5, 10)

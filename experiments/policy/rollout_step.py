@@ -13,7 +13,7 @@ from experiments.policy.estimators import ESTIMATORS
 from experiments.policy.rollouts import Drawn, draw_answers, fill
 from transformer.data.loader import HostBatch
 from transformer.devices import on_host
-from transformer.evaluation.likelihood import replicated
+from transformer.evaluation.terms_by_row import replicated
 from transformer.training.experiment import Batch, Params
 from transformer.training.metrics import Sum
 from transformer.training.parallel import rows_here

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from transformer.errors import UserError
-from transformer.evaluation.likelihood import LikelihoodEvaluator, by_row, split_by_row
+from transformer.evaluation.likelihood import LikelihoodEvaluator, by_row
+from transformer.evaluation.terms_by_row import split_by_row
 from transformer.training.losses.token_losses import LossConfig, token_losses
 from transformer.training.metrics import Sum
 

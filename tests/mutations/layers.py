@@ -111,8 +111,8 @@ EDITS = {
         "tests/layers/test_feed_forward.py",
         {
             "gate_and_up_swapped": (
-                "self.activation(gate_btf) * up_btf",
-                "self.activation(up_btf) * gate_btf",
+                "self.activation(gate_btf) * self.of_up(up_btf)",
+                "self.activation(up_btf) * self.of_up(gate_btf)",
             ),
             "relu_is_gelu": ("activation=jax.nn.relu)", "activation=jax.nn.gelu)"),
             "relu_not_squared": ("return jnp.square(jax.nn.relu(x))", "return jax.nn.relu(x)"),

@@ -110,8 +110,11 @@ EDITS = {
     "transformer/planning/plan.py": (
         "tests/planning/test_search.py::test_the_share_of_the_rates_is_that_of_the_chip_or_the_given_one",
         {
-            "every_chip_is_perfect": ("(chip.efficiency if chip else 1.0)", "1.0"),
-            "the_given_share_is_lost": ("efficiency or (chip", "(chip"),
+            "every_chip_is_perfect": (
+                "efficiency=chip.efficiency if chip else",
+                "efficiency=1.0 if chip else",
+            ),
+            "the_given_share_is_lost": ("if chip and efficiency:", "if False:"),
         },
     ),
     "transformer/training/partition.py": (

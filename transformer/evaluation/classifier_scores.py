@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.data.line_escapes import escape, in_a_line
+from transformer.evaluation.batch_results import summed_terms
 from transformer.evaluation.confusion import confusion_lines, macro_f1
-from transformer.evaluation.likelihood import replicated, summed_terms
 from transformer.evaluation.statistics.bootstrap import RESAMPLES, interval, interval_text
+from transformer.evaluation.terms_by_row import replicated
 from transformer.training.experiment import Batch, Batches, Params, Put
 from transformer.training.metrics import Sum
 from transformer.training.step import in_microbatches

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.errors import UserError
-from transformer.evaluation.likelihood import batch_results, by_target, replicated
+from transformer.evaluation.batch_results import batch_results
+from transformer.evaluation.terms_by_row import by_target, replicated
 from transformer.training.experiment import Batch, Objective, Params, Put
 from transformer.training.step import in_microbatches
 

@@ -2,25 +2,18 @@
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from transformer.errors import UserError
+from transformer.evaluation.batch_results import batch_results
 from transformer.evaluation.statistics.bootstrap import interval, interval_text, resampled
+from transformer.evaluation.terms_by_row import WEIGHTS, Rows, split_by_row
 from transformer.training.experiment import Batch, Batches, Objective, Params, Put
 from transformer.training.metrics import Sum, merge
 from transformer.training.step import in_microbatches, make_eval_step
-
-WEIGHTS = ("weights", "bytes")
-"""The usual names of the arrays of a batch that weigh its positions (see `Objective.weights`)."""
-
-Rows = dict[str, jax.Array]
-"""Name of a term -> (b, 2): the total and the weight of each row of a batch."""
 
 
 @dataclasses.dataclass
@@ -130,88 +123,3 @@ def by_row(
         return terms, rows
 
     return measure
-
-
-def split_by_row(
-    measure: Callable[[Batch], tuple[dict[str, Sum], Any]], batch: Batch, names: Sequence[str] = WEIGHTS
-) -> tuple[dict[str, Sum], Rows, Any]:
-    """The terms by `measure`, in total and per row, and its second result.
-
-    Totals and weights are linear in the batch's arrays of these names, so the part of a row is the derivative
-    by a factor of its weights. The backward pass does not go through the model. Terms without weights in the
-    batch have no rows.
-    """
-    weights = {name: jnp.asarray(batch[name], jnp.float32) for name in names if name in batch}
-    if not weights:
-        terms, aux = measure(batch)
-        return terms, {}, aux
-
-    def scaled(factor_b: jax.Array) -> tuple[dict[str, Sum], Any]:
-        parts = {name: (factor_b * values.T).T for name, values in weights.items()}
-        terms, aux = measure({**batch, **parts})
-        return jax.tree.map(lambda value: jnp.asarray(value, jnp.float32), terms), aux
-
-    size = len(next(iter(weights.values())))
-    terms, back, aux = jax.vjp(scaled, jnp.ones(size), has_aux=True)
-    zeros = jax.tree.map(jnp.zeros_like, terms)
-    one = jnp.float32(1)
-    rows = {}
-    for name, zero in zeros.items():
-        (total_b,) = back(zeros | {name: Sum(one, zero.weight)})
-        (weight_b,) = back(zeros | {name: Sum(zero.total, one)})
-        rows[name] = replicated(jnp.stack([total_b, weight_b], axis=1))
-    return terms, rows, aux
-
-
-def by_target(experiment: Objective) -> Callable[[Params, Batch], jax.Array]:
-    """(params, batch) -> the part of each of the batch's `weights` in the total of the loss.
-
-    The total is linear in the weights, so it is the derivative by a factor of each of them.
-    """
-
-    def measure(params: Params, batch: Batch) -> jax.Array:
-        def total(factor: jax.Array) -> Any:
-            part = {**batch, "weights": batch["weights"] * factor}
-            return experiment.loss(params, part, jax.random.key(0), False)["loss"].total
-
-        return jax.grad(total)(jnp.ones(batch["weights"].shape))
-
-    return measure
-
-
-def batch_results(
-    step: Callable[[Params, Batch], Any], params: Params, loader: Batches, put: Put, batches: int
-) -> Iterator[Any]:
-    """The results of `step` for every batch of a pass (only the first `batches` unless 0), on the host.
-
-    Raises:
-      UserError: the loader has no batch.
-    """
-    waiting = None
-    for batch in itertools.islice(loader.iterate(0), batches or None):
-        results = step(params, put(batch))
-        if waiting is not None:
-            yield _read(waiting)  # one batch late, so that the device never waits for the host
-        waiting = results
-    if waiting is None:
-        raise UserError("evaluation: the data has 0 batches; expected at least 1")
-    yield _read(waiting)
-
-
-def summed_terms(
-    step: Callable[[Params, Batch], dict[str, Sum]], params: Params, loader: Batches, put: Put, batches: int
-) -> dict[str, Sum]:
-    """The sum of the terms over all batches of `batch_results`."""
-    return merge(batch_results(step, params, loader, put, batches))
-
-
-def replicated(rows: jax.Array) -> jax.Array:
-    """Replicates an array over the current mesh, so that every process can read it."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return rows
-    return jax.lax.with_sharding_constraint(rows, jax.sharding.PartitionSpec())
-
-
-def _read(terms: Any) -> Any:
-    """Host arrays in float64: sums of counts stay exact beyond 2^24."""
-    return jax.tree.map(lambda value: np.asarray(value, np.float64), jax.device_get(terms))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.evaluation.likelihood import replicated
+from transformer.evaluation.terms_by_row import replicated
 from transformer.training.experiment import Batch, Objective, Params
 from transformer.training.step import split_rows
 
