@@ -190,8 +190,8 @@ EDITS = {
             "ntk_power": ("factor ** (half / max(half - 1, 1))", "factor ** (half / max(half, 1))"),
             "yarn_keeps_all": ("(1 - divided + divided / factor)", "1"),
             "yarn_edge": (
-                "first = max(math.floor(pair_with(32)), 0)",
-                "first = max(math.floor(pair_with(16)), 0)",
+                "first = max(down(pair_with(32)), 0)",
+                "first = max(down(pair_with(16)), 0)",
             ),
         },
     ),

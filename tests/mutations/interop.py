@@ -306,7 +306,7 @@ EDITS = {
                 'Key("parallel_norms", "use_parallel_residual", True)',
                 'Key("parallel_norms", "none", False)',
             ),
-            "yarn_of_a_part_read": ("if fraction != 1 and keys", "if False and keys"),
+            "yarn_of_a_part_read": ("if fraction != 1 and rope", "if False and rope"),
             "yarn_of_a_part_written": ("if model.position_fraction != 1 and", "if False and"),
             "newer_name_of_the_output": ('    renamed=((r"^lm_head\\.", "embed_out."),),\n', ""),
         },
