@@ -207,7 +207,7 @@ EDITS = {
         },
     ),
     "transformer/layers/attention/kernels/scores.py": (
-        f"{EXACT} {KERNELS} {DROPOUT}",
+        f"{EXACT} {KERNELS} tests/layers/attention/test_dropped_weights.py",
         {
             "scale_of_width": ("(self.scale or 1 / math.sqrt", "(1 / math.sqrt"),
             "no_sinks": ("total + jnp.exp(sinks_h[:, None, None] - top)", "total"),
@@ -215,7 +215,10 @@ EDITS = {
                 "jnp.tanh(scores_bhts / self.soft_cap)",
                 "jnp.tanh(scores_bhts / (2 * self.soft_cap))",
             ),
-            "dropout_shrinks": ("weights / (1 - rate), 0.0)", "weights, 0.0)"),
+            "dropout_shrinks": ("weights * (2**16 / (2**16 - count))", "weights"),
+            "a_word_for_one_bit": ("halves >= count", "halves > count - 2**15"),
+            "one_half_of_a_word": (".reshape(*before, -1)", "[..., :1].repeat(2, -1).reshape(*before, -1)"),
+            "nothing_is_kept": (", 2**16 - 1)", ", 2**16)"),
             "nan_without_keys": ("return e / jnp.where(total == 0, 1.0, total)", "return e / total"),
             "little_dropout_is_none": ("rate == 0.0 or rng is None", "rate < 0.5 or rng is None"),
         },
