@@ -16,6 +16,7 @@ EXPERIMENTS: dict[str, str | type] = {
     "grpo": "experiments.policy.grpo:PolicyOptimization",
     "word_embedding": "experiments.word_embedding:WordEmbedding",
     "masked_lm": "experiments.masked_lm:MaskedLanguageModeling",
+    "electra": "experiments.denoising.electra:ReplacedTokenDetection",
     "diffusion_lm": "experiments.denoising.diffusion_lm:DiffusionLanguageModeling",
     "classification": "experiments.classification:Classification",
     "span_extraction": "experiments.span_extraction:SpanExtraction",

@@ -49,9 +49,9 @@ class MaskedConfig(RunConfig):
 class MaskedLanguageModeling(TextObjective):
     """An encoder with BERT's two losses, means over masked tokens and over pairs of texts."""
 
-    Config = MaskedConfig
+    Config: type = MaskedConfig
     weights = ("weights", "guessed")
-    heads = ("transform", "transform_norm", "output_bias", "pooler", "next")
+    heads: tuple[str, ...] = ("transform", "transform_norm", "output_bias", "pooler", "next")
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is that of the run folder; by default one is trained on the training text."""

@@ -80,8 +80,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def gemma_problem(every: int) -> Callable[[Values], str]:
-    """A function that names what llama.cpp lacks of a Gemma, whose every `every`-th layer has no window
-    there."""
+    """A check of a Gemma, of which one layer of `every` has no window in llama.cpp."""
 
     def problem(values: Values) -> str:
         types, scalar = values["layer_types"], values["query_pre_attn_scalar"]
@@ -96,7 +95,7 @@ def gemma_problem(every: int) -> Callable[[Values], str]:
 
 
 def gemma2_problem(values: Values) -> str:
-    """Names what llama.cpp lacks: scores or logits without a cap."""
+    """A problem of keys that llama.cpp lacks: scores or logits without a cap."""
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if values[key] is None:
             return f"{key}: None; expected a number, as llama.cpp caps them always"
@@ -106,7 +105,7 @@ def gemma2_problem(values: Values) -> str:
 
 
 def gemma3_problem(values: Values) -> str:
-    """Names what llama.cpp lacks: scaled positions other than `linear` ones of layers without a window."""
+    """A problem of keys that llama.cpp lacks: scaled positions, but `linear` ones without a window."""
     for kind, rope in values["rope_parameters"].items():
         if rope.get("rope_type", "default") not in ({FULL: ("default", "linear")}.get(kind, ("default",))):
             return f"rope_parameters: {kind}: {rope['rope_type']!r}; expected 'default', or of full 'linear'"
@@ -114,14 +113,14 @@ def gemma3_problem(values: Values) -> str:
 
 
 def bert_problem(values: Values) -> str:
-    """Names what llama.cpp lacks: another activation than GELU, whose approximation it takes for both."""
+    """A problem of keys that llama.cpp lacks: another activation than GELU, which it approximates."""
     if values["hidden_act"] not in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
         return f"hidden_act: {values['hidden_act']!r}; expected 'gelu' or 'gelu_new'"
     return ""
 
 
 def modernbert_problem(values: Values) -> str:
-    """Names what llama.cpp lacks: biases, and windows in other layers."""
+    """A problem of keys that llama.cpp lacks: biases, and windows in other layers."""
     types = values["layer_types"]
     if values["norm_bias"]:
         return "norm_bias: True; expected False"

@@ -10,7 +10,7 @@ SPLIT = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 """The rule by which GPT-2 cuts a text into words; llama.cpp calls it "gpt-2"."""
 
 WORDS = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": True}
-"""The steps of llama.cpp before it looks for BERT's words; accents are stripped too."""
+"""The normaliser that llama.cpp applies to a text of BERT; it strips accents too."""
 
 SPECIAL = ("bos", "eos", "pad", "unk", "sep", "mask")
 

@@ -123,7 +123,7 @@ def test_ctranslate2_has_the_same_states(tmp_path):
 
 
 def refused(tmp_path, capfd, make, **keys):
-    """What is said when a model of transformers is imported and exported as GGUF."""
+    """The error of importing a model of transformers and exporting it as GGUF."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     model = make(make.config_class(**{**SMALL, **words(folder), **keys}))

@@ -1,6 +1,15 @@
 """Mutations of `transformer/data`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/data/encoders/replaced_text.py": (
+        "tests/experiments/test_electra.py",
+        {
+            "some_are_kept": ("tokens_bt[rows, masked[", "tokens_bt[rows[:1], masked["),
+            "draws_of_the_masks": ("[self.seed, place, DRAWN]", "[self.seed, 0, DRAWN]"),
+            "padding_is_real": ('(batch["segments"] > 0).astype', '(batch["segments"] >= 0).astype'),
+            "after_masking": ('"original": batch["tokens"]', '"original": masked["tokens"]'),
+        },
+    ),
     "transformer/data/tokenization/special_tokens.py": (
         "tests/data/tokenization/test_masks_in_texts.py",
         {

@@ -1,6 +1,29 @@
 """Mutations of training, its sums and its processes: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "experiments/denoising/electra.py": (
+        "tests/experiments/test_electra.py",
+        {
+            "weight_of_one": (
+                "Sum.of(self.config.loss.detection * bce_bt, real_bt)",
+                "Sum.of(bce_bt, real_bt)",
+            ),
+            "through_the_report": ("jax.lax.stop_gradient(bce_bt)", "bce_bt"),
+            "likeliest": ("jnp.argmax(logits_bmv + noise_bmv, axis=-1)", "jnp.argmax(logits_bmv, axis=-1)"),
+            "masked_is_replaced": ('corrupted_bt != batch["original"]', 'tokens_bt != batch["original"]'),
+            "reads_the_masks": ("apply(corrupted_bt, method", "apply(tokens_bt, method"),
+            "places_of_padding": (
+                "jnp.where(before_bm == self.data.special_tokens.mask, drawn_bm, before_bm)",
+                "drawn_bm",
+            ),
+            "of_masked_alone": (
+                '{"detection": jnp.sum(batch["real"])}',
+                '{"detection": jnp.sum(batch["guessed"])}',
+            ),
+            "recall_of_all": ("real_bt * replaced_bt", "real_bt"),
+            "pairs": ("if self.data.next_sentence:", "if False:"),
+        },
+    ),
     "transformer/training/logging/events.py": (
         "tests/training/logging/test_tensorboard.py",
         {

@@ -115,11 +115,15 @@ class TextEncoder(nn.Module):
     ) -> jax.Array:
         """(b, t) tokens -> (b, t, d). Segments separate the texts of a packed row (None: one text without
         padding), positions count within each, and types are 0 or 1 (None: all 0)."""
+        return self.trunk(self.embed(tokens_bt, types_bt), segments_bt, positions_bt, train)
+
+    def embed(self, tokens_bt: jax.Array, types_bt: jax.Array | None = None) -> jax.Array:
+        """The sum of the embeddings of tokens and types, (b, t) -> (b, t, d)."""
         x_btd = self.embedding(tokens_bt)
         if self.config.has_types:
             types_bt = None if self.config.token_type_bias else types_bt
             x_btd += self.token_types(jnp.zeros_like(tokens_bt) if types_bt is None else types_bt)
-        return self.trunk(x_btd, segments_bt, positions_bt, train)
+        return x_btd
 
     def attend(self, x_btd: jax.Array, part: Part = whole) -> jax.Array:
         """(..., d) -> float32 logits (..., v), with the tied embedding."""

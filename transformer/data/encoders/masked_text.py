@@ -1,7 +1,7 @@
 """Text for masked language modelling: from a config's `data` group to batches."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -93,9 +93,13 @@ class MaskedData(PackedCorpus, TextData):
         """Batches of a split, with new sentence pairs in each epoch and new masks each time a row is
         drawn."""
         c = self.config
-        masking = Masking(self.words, self.special_tokens, c.masking, c.masked_share, seed)
-        rows = self.rows(split, seed)
+        rows, masking = self.rows(split, seed), self.masking(seed)
         return DataLoader(rows, batch_size, seed=seed, workers=c.workers, transform=masking, **options)
+
+    def masking(self, seed: int) -> Callable[..., dict[str, np.ndarray]]:
+        """The transform that masks the rows of a batch."""
+        c = self.config
+        return Masking(self.words, self.special_tokens, c.masking, c.masked_share, seed)
 
 
 def _cut(cache: TokenCache, most: int) -> np.ndarray:
