@@ -144,6 +144,7 @@ def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool
     if special is None:
         answers = "generate" in vars(experiment.config)
         kind = {"paired": paired, "answers": answers, "model_type": values["model_type"]}
+        kind |= {"first": experiment.config.data.first_token} if paired else {}
         ids = write_tokenizer(part, tokenizer, model.max_length, **kind)
         ends = [*dict.fromkeys([tokenizer.eos_id, *experiment.ends])]
         return ids | ({"eos_token_id": ends} if len(ends) > 1 else {}) | values

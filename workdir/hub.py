@@ -69,6 +69,7 @@ class Hub:
                 values["data"][key] = min(longest, LONGEST_ROWS)
         if self.folder.family.paired:
             values["generate"] = self.folder.generation.search(longest)
+            values["data"]["first_token"] = self.folder.first_token
         if "sample" in self._of:
             values["sample"] = self.folder.generation.sampling
         return own | values

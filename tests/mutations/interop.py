@@ -95,11 +95,13 @@ EDITS = {
         },
     ),
     "transformer/interop/generation_config.py": (
+        "tests/interop/families/test_bart.py::test_summaries_begin_as_there_are_trained_on_and_go_back "
         "tests/interop/families/test_marian.py::test_generation_config_says_what_is_written "
         "tests/interop/test_import.py::test_how_a_model_draws_tokens_is_that_of_its_folder",
         {
             "start_token_not_counted": ("most = whole - 1", "most = whole"),
             "any_sequence_is_a_token": ("if len(ids) == 1)", "if ids)"),
+            "first_token_not_written": ("if c.first else {}", "if () else {}"),
             "start_token_not_written": ("c.max_new_tokens + 1", "c.max_new_tokens"),
             "always_drawn": ('if values.get("do_sample"):', "if values:"),
         },
@@ -260,8 +262,15 @@ EDITS = {
         },
     ),
     "transformer/data/pairs/text_pairs.py": (
-        "tests/interop/test_marian_tokenizers.py",
-        {"targets_as_sources": ("self.tokenizer, self.tokenizer.targets", "self.tokenizer, self.tokenizer")},
+        "tests/interop/test_marian_tokenizers.py tests/interop/families/test_bart.py",
+        {
+            "targets_as_sources": (
+                "self.tokenizer, self.tokenizer.targets",
+                "self.tokenizer, self.tokenizer",
+            ),
+            "empty_texts_begin_too": ("np.diff(cache.offsets) > 2", "np.diff(cache.offsets) > 0"),
+            "sources_begin_as_they_are": ("[*self.first_tokens, *self.tokenizer", "[*self.tokenizer"),
+        },
     ),
     "transformer/models/transforms/lora.py": (
         "tests/interop/test_import.py",
@@ -320,6 +329,17 @@ EDITS = {
                 'Key("qk_norm_epsilon", "rms_norm_eps", 1e-5)',
                 'Key("qk_norm_epsilon", "eps", 1e-5)',
             ),
+        },
+    ),
+    "transformer/interop/families/bart.py": (
+        "tests/interop/families/test_bart.py",
+        {
+            "stacks_exchanged": (
+                '(("source_", "encoder"), ("", "decoder"))',
+                '(("", "encoder"), ("source_", "decoder"))',
+            ),
+            "positions_from_the_start": ("OFFSET = 2", "OFFSET = 0"),
+            "any_embeddings": ('        "normalize_embedding": True,\n', ""),
         },
     ),
     "transformer/interop/families/phi3.py": (

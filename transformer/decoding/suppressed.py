@@ -1,4 +1,4 @@
-"""Tokens that are never written."""
+"""Tokens that are never written, and the token with which each text begins."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,6 +45,31 @@ class SuppressedStepper:
 
     def _without(self, logits_bv: jax.Array, cache: PyTree) -> tuple[jax.Array, PyTree]:
         return logits_bv.at[:, jnp.array(self.tokens)].set(-jnp.inf), cache
+
+
+@struct.dataclass
+class BegunStepper(SuppressedStepper):
+    """A stepper of whose first logits all are -inf but those of `tokens`: with one token each text begins
+    with it, and its log-probability is 0."""
+
+    def step(self, tokens_b: jax.Array, cache: PyTree) -> tuple[jax.Array, PyTree]:
+        """As `Stepper.step`."""
+        return self.stepper.step(tokens_b, cache)
+
+    def _without(self, logits_bv: jax.Array, cache: PyTree) -> tuple[jax.Array, PyTree]:
+        chosen = jnp.array(self.tokens)
+        return jnp.full_like(logits_bv, -jnp.inf).at[:, chosen].set(logits_bv[:, chosen]), cache
+
+
+def begun(stepper: Any, name: str, tokenizer: Any) -> Any:
+    """The stepper whose texts begin with the token of this name; itself if it is "".
+
+    Raises:
+      UserError: the tokenizer does not have it.
+    """
+    if name and tokenizer.find(name) is None:
+        raise UserError(f"generate.first: {name!r}; the tokenizer has no such token")
+    return BegunStepper(stepper, (tokenizer.find(name),)) if name else stepper
 
 
 def suppressed(stepper: Any, names: Sequence[str], tokenizer: Any) -> Any:

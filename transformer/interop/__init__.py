@@ -1,6 +1,7 @@
 """Models of Hugging Face transformers, in and out: one table of keys and tensors per family."""
 
 from transformer.interop.families.arcee import ARCEE
+from transformer.interop.families.bart import BART
 from transformer.interop.families.encoders.bert import (
     BERT,
     BERT_BARE,
@@ -46,7 +47,6 @@ from transformer.interop.family import Family
 
 FAMILIES: dict[str, tuple[Family, ...]] = {
     "gpt2": (GPT2,),
-    "gpt_neox": (GPT_NEOX,),
     "llama": (LLAMA,),
     "mistral": (MISTRAL,),
     "qwen2": (QWEN2,),
@@ -56,6 +56,7 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "smollm3": (SMOLLM3,),
     "olmo2": (OLMO2,),
     "phi3": (PHI3,),
+    "gpt_neox": (GPT_NEOX,),
     "gpt_oss": (GPT_OSS,),
     "arcee": (ARCEE,),
     "gemma2": (GEMMA2,),
@@ -70,6 +71,7 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "t5": (T5,),
     "mt5": (MT5,),
     "marian": (MARIAN,),
+    "bart": (BART,),
 }
 """`model_type` in config.json -> its models, by their heads. Of several that can express a model the first is
 exported."""

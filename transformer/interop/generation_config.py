@@ -17,6 +17,9 @@ DRAWING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
 """Keys of generation_config.json and of ours that say how tokens are drawn -> the defaults of
 transformers."""
 
+FIRST = "forced_bos_token_id"
+"""The key of the token with which each text of an encoder-decoder begins, after the start token."""
+
 UNFOLLOWED = {
     "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0,
@@ -27,7 +30,6 @@ UNFOLLOWED = {
     "bad_words_ids": None,
     "begin_suppress_tokens": None,
     "sequence_bias": None,
-    "forced_bos_token_id": None,
     "exponential_decay_length_penalty": None,
     "guidance_scale": 1.0,
     "stop_strings": None,
@@ -60,6 +62,8 @@ class Generation:
         search["max_new_tokens"] = min(most, longest) if type(most) is int and most > 0 else min(longest, 128)
         never = (ids[0] for ids in self._banned if len(ids) == 1)
         search["suppress"] = self._names([*as_list(values.get("suppress_tokens")), *never])
+        first = self._names(as_list(values.get(FIRST)))
+        search |= {"first": first[0]} if first else {}
         return search | {"length_penalty": 1.0 if alpha is None else alpha}
 
     @property
@@ -77,7 +81,9 @@ class Generation:
         """The values that are not followed here, and change what is written."""
         more = [ids for ids in self._banned if len(ids) > 1 or not self.paired]
         values = {**self.values, "bad_words_ids": more}
-        defaults = {"do_sample": False} if self.paired else {"suppress_tokens": None, "num_beams": 1}
+        defaults = (
+            {"do_sample": False} if self.paired else {"suppress_tokens": None, "num_beams": 1, FIRST: None}
+        )
         off = UNFOLLOWED | defaults
         settings = ((key, values.get(key)) for key in off)
         return [
@@ -117,6 +123,7 @@ def generation_of(config: Any, tokenizer: Any, values: Mapping[str, Any]) -> dic
         # Pipelines have a max_new_tokens of their own, which comes before a model's. This counts the start.
         whole = {"max_length": c.max_new_tokens + 1}
         settings |= whole if DECODER_START in values else {"max_new_tokens": c.max_new_tokens}
+        settings |= {FIRST: tokenizer.targets.find(c.first)} if c.first else {}
         if c.suppress:
             banned = [[tokenizer.targets.find(name)] for name in c.suppress]
             settings |= {"bad_words_ids": banned, "renormalize_logits": True}

@@ -23,6 +23,7 @@ from transformer.interop.sentence_modules import MODULES
 from transformer.interop.tensor_rules import Place, Rule, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
 from transformer.interop.vocabulary import read_tokenizer
+from transformer.interop.wordpiece import added_around
 
 CONFIG, PIXELS = "config.json", "preprocessor_config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -153,6 +154,12 @@ class HubFolder:
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer, with the special tokens that tokenizer_config.json or config.json names."""
         return read_tokenizer(self._tokenizer_path, self.config)
+
+    @property
+    def first_token(self) -> str:
+        """The name of the token that its tokenizer adds before a text; "" if it adds none, or several."""
+        before, _ = added_around(self.tokenizer.backend)
+        return self.tokenizer.name(before[0]) if len(before) == 1 else ""
 
     @functools.cached_property
     def tensors(self) -> dict[str, Tensor]:

@@ -169,21 +169,24 @@ def write_tokenizer(
     paired: bool = False,
     answers: bool = False,
     model_type: str = "",
+    first: str = "",
 ) -> dict[str, Any]:
     """Writes tokenizer.json and tokenizer_config.json, which are read alike by transformers with a model of
     this type, or any; returns the ids of special tokens for config.json.
 
     A tokenizer that adds no special tokens adds there what models here read with a text: the start token
-    before it, but not of a `paired` model, an encoder-decoder; and the end token after it, if the model
-    `answers` it with another text. Such a model answers otherwise without them, so there they replace others.
+    before it, but of a `paired` model, an encoder-decoder, the token named `first`, if there is one; and the
+    end token after it, if the model `answers` it with another text. Such a model answers otherwise without
+    them, so there they replace others.
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.content)
     before, after = [] if paired else [tokenizer.bos_id], [tokenizer.eos_id] if answers else []
+    before += [tokenizer.backend.token_to_id(first)] if first else []
     if backend.post_processor is None or (answers and added_around(backend) != (before, after)):
-        first, last = ([tokenizer.name(i) for i in ids] for ids in (before, after))
+        opening, closing = ([tokenizer.name(i) for i in ids] for ids in (before, after))
         backend.post_processor = processors.TemplateProcessing(
-            single=[*first, "$A", *last],
-            pair=[*first, "$A", "$B", *last],
+            single=[*opening, "$A", *closing],
+            pair=[*opening, "$A", "$B", *closing],
             special_tokens=[*{tokenizer.name(i): i for i in (*before, *after)}.items()],
         )
     backend.save(str(folder / "tokenizer.json"))

@@ -25,6 +25,7 @@ class EncoderDecoderConfig(DecoderConfig):
     # blocks of the encoder; 0: num_layers, those of the decoder
     num_encoder_layers: Annotated[int, Bound("from 0 to 10,000", 0, 10_000)] = 0
     share_embeddings: bool = True  # one embedding for source and target
+    embedding_norm: bool = False  # normalise the sums of embeddings before the first blocks, as BART does
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +65,7 @@ class EncoderDecoder(Decoder):
     Source positions attend to the whole source. Target positions attend to earlier target positions and, by
     cross-attention in each block, to the encoder's output. With `share_embeddings` and `tie_embeddings` one
     matrix embeds source and target and projects to the vocabulary (section 3.4).
-    Source: Vaswani et al. 2017.
+    Source: Vaswani et al. 2017; Lewis et al. 2020 (BART), its released code, for `embedding_norm`.
     """
 
     config: EncoderDecoderConfig
@@ -76,6 +77,8 @@ class EncoderDecoder(Decoder):
         own = None if c.share_embeddings else c.embedding(self.vocab_size)
         self.source_embedding = own or self.embedding
         self.source_position = c.positions()
+        if c.embedding_norm:
+            self.embedding_norm, self.source_embedding_norm = c.normalization(), c.normalization()
         if c.norm_placement != "post":
             self.encoder_norm = c.normalization()
         x_btd = jnp.zeros((1, 1, c.d_model), c.dtype)
@@ -136,6 +139,7 @@ class EncoderDecoder(Decoder):
         c, mask = self.config, Mask.self_attention(segments_bs, positions_bs)
         positions_bs = mask.positions(source_bs.shape)
         x_bsd = self.source_position.embed(self.source_embedding(source_bs), positions_bs)
+        x_bsd = self.source_embedding_norm(x_bsd) if c.embedding_norm else x_bsd
         x_bsd, _ = c.encoder_stack.run(
             self,
             "encoder",
@@ -146,6 +150,12 @@ class EncoderDecoder(Decoder):
             train=train,
         )
         return x_bsd if c.norm_placement == "post" else self.encoder_norm(x_bsd)
+
+    def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> jax.Array:
+        """As `Decoder.embed`, normalised with `embedding_norm`."""
+        x_btd = self.position.embed(self.embedding(tokens_bt), positions_bt)
+        x_btd = self.embedding_norm(x_btd) if self.config.embedding_norm else x_btd
+        return self.placed(self.embedding_dropout(x_btd, deterministic=not train))
 
     def attention_map(self, params: Any, source_bs: jax.Array, tokens_bt: jax.Array) -> jax.Array:
         """The cross-attention weights (h, t, s) of the last block for the first row."""

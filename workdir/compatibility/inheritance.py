@@ -17,9 +17,9 @@ from workdir.folder import stored_config
 TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.lowercase", "data.strip_accents")
 """Keys by which a tokenizer is made."""
 
-WRITTEN_BY = {"sample": ("end_tokens",), "generate": ("suppress",)}
+WRITTEN_BY = {"sample": ("end_tokens",), "generate": ("suppress", "first"), "data": ("first_token",)}
 """Keys of other groups that a warm start takes, if they are set there: which tokens end a text of the model,
-and which are never written."""
+which are never written, and which begin one."""
 
 Values = Mapping[str, Any]
 """The values of a config as nested mappings."""

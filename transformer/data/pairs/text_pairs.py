@@ -1,5 +1,6 @@
 """Pairs of texts, source and target: from a config's `data` group to batches."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,9 +52,27 @@ class PairDataConfig(CorpusConfig):
     reference_fields: str = ""  # further references for the metrics, besides all of a list
     source_length: Length = 128  # source tokens per row
     target_length: Length = 128  # target tokens per row
+    first_token: str = ""  # name of a token before each source and each target (BART: <s>); "": none
     too_long: Literal["cut", "skip", "refuse"] = "cut"  # pairs longer than a row: truncate, leave out, error
     # BPE dropout: the probability that BPE leaves out a merge in training, again for each word and epoch
     bpe_dropout: Rate = 0.0
+
+
+@dataclass(frozen=True)
+class BegunTexts:
+    """The texts of a `TokenCache` with one token more before each."""
+
+    tokens: np.ndarray
+    num_bytes: np.ndarray
+    offsets: np.ndarray
+
+
+def begun(cache: Any, first_tokens: Sequence[int]) -> BegunTexts:
+    """The texts of a cache, in memory, with the token `first_tokens` after their start; empty ones stay."""
+    there_n = np.diff(cache.offsets) > 2
+    places, offsets = cache.offsets[:-1][there_n] + 1, cache.offsets + np.append(0, np.cumsum(there_n))
+    tokens = np.insert(cache.tokens, places, first_tokens[0])
+    return BegunTexts(tokens, np.insert(cache.num_bytes, places, 0), offsets)
 
 
 class PairData(PackedCorpus):
@@ -119,6 +138,7 @@ class PairData(PackedCorpus):
     def _packed(self, split: str, caches: Sequence[Any], sides: Sequence[Any] = (), seed: int = 0) -> Any:
         """The rows of a split; `sides` are the tokens of sources and targets, by default `caches`."""
         c = self.config
+        sides = [begun(side, self.first_tokens) for side in sides or caches] if c.first_token else sides
         with key_in_errors("too_long"):
             rows = self._packing(*sides or caches, c.source_length, c.target_length, c.too_long, seed=seed)
         of_both = isinstance(rows, JoinedPairs) and rows.loss_on == "all"
@@ -190,7 +210,16 @@ class PairData(PackedCorpus):
 
     def encode_source(self, text: str) -> list[int]:
         """The tokens of a source and the end token."""
-        return [*self.tokenizer.encode(text), self.tokenizer.eos_id]
+        return [*self.first_tokens, *self.tokenizer.encode(text), self.tokenizer.eos_id]
+
+    @functools.cached_property
+    def first_tokens(self) -> list[int]:
+        """The token `first_token`, if there is one; raises `UserError` if the tokenizer has no such token."""
+        name = self.config.first_token
+        token = self.tokenizer.find(name)
+        if name and token is None:
+            raise UserError(f"data.first_token: {name!r}; the tokenizer has no such token")
+        return [token] if name and token is not None else []
 
     def _side(self, split: str, fields: str) -> Source:
         options = {"lists": True, "optional": self._further(split)}

@@ -26,6 +26,7 @@ class GenerateConfig(DecodingConfig, BeamConfig):
     with_scores: bool = False  # write the score and a tab before each target
     batch_size: Positive = 16  # sources decoded at once
     suppress: tuple[str, ...] = ()  # names of tokens that are never written, such as <pad>
+    first: str = ""  # name of the token with which each target begins (BART: <s>); "": any
     metric: str = "bleu"  # comma-separated: bleu, chrf, chrf++, rouge, exact_match; or none
     # tokenization of BLEU, as sacreBLEU names it
     bleu_tokenizer: Literal["13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "13a"

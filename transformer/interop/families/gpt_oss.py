@@ -16,7 +16,7 @@ SCALED = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings
 """The scaling of positions where none is given."""
 
 REMEDY = "save it in bfloat16: from_pretrained(FOLDER, quantization_config=Mxfp4Config(dequantize=True))"
-"""The way to save the published files, of 4 bits a weight, in 16."""
+"""The way in which transformers reads the published files, of 4 bits a weight."""
 
 
 def rules(model: Any) -> Iterator[Rule]:
