@@ -62,9 +62,12 @@ def encoder_decoder(params: Any, c: Any, source_s, tokens_t) -> np.ndarray:
     source = params if c.share_embeddings else {"embedding": params["source_embedding"]}
     position = {"position": params["source_position"]} if "source_position" in params else {}
     x_sd = embed({**source, **position}, c, source_s, at_s)
+    x_td = embed(params, c, tokens_t, at_t)
+    if c.embedding_norm:  # Lewis et al. 2020
+        x_sd, x_td = norm(params, c, "source_embedding_norm", x_sd), norm(params, c, "embedding_norm", x_td)
     x_sd, _ = stack(c, params["encoder_blocks"], x_sd, at_s, everything_ss, causal=False)
     memory_sd = last_norm(params, c, "encoder_norm", x_sd)
-    x_td, blocks = embed(params, c, tokens_t, at_t), params["decoder_blocks"]
+    blocks = params["decoder_blocks"]
     x_td, _ = stack(c, blocks, x_td, at_t, at_t[:, None] >= at_t, source_sd=memory_sd)
     return logits(params, c, last_norm(params, c, "final_norm", x_td))
 

@@ -22,6 +22,7 @@ VARIANTS = [
     dataclasses.replace(SMALL, num_encoder_layers=1, share_embeddings=False, tie_embeddings=False),
     dataclasses.replace(SMALL, num_kv_heads=1, position="learned", norm="rms", scan_layers=True),
     dataclasses.replace(SMALL, pattern="window", pattern_size=2),
+    dataclasses.replace(SMALL, embedding_norm=True, position="learned", position_offset=2),
 ]
 
 

@@ -19,6 +19,11 @@ EDITS = {
         "tests/decoding/test_suppressed.py",
         {
             "only_less_likely": ("set(-jnp.inf)", "set(0.0)"),
+            "any_first_token": ("jnp.full_like(logits_bv, -jnp.inf)", "jnp.full_like(logits_bv, 0.0)"),
+            "every_token_the_first": (
+                "return self.stepper.step(tokens_b, cache)\n",
+                "return super().step(tokens_b, cache)\n",
+            ),
             "written_first": (
                 "self._without(*self.stepper.prefill(*inputs))",
                 "self.stepper.prefill(*inputs)",

@@ -174,3 +174,10 @@ def test_the_output_of_gpt_neox_under_its_newer_name(tmp_path, rng):
     save_file(tensors, folder / "model.safetensors")
     for path, leaf in parity.flat(parity.Imported(folder).params).items():
         np.testing.assert_array_equal(leaf, parity.flat(right)[path], path)
+
+
+def test_without_a_list_every_other_layer_of_gpt_oss_has_a_window():
+    family, sizes = FAMILIES["gpt_oss"][0], SMALL | GROUPED | {"num_hidden_layers": 3}
+    theirs = transformers.GptOssConfig(**sizes).layer_types
+    assert family.model(sizes) == family.model(sizes | {"layer_types": theirs, "sliding_window": 128})
+    assert family.model(sizes)["layers"] == ["sliding", "full"]

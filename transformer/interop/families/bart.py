@@ -16,7 +16,7 @@ OFFSET = 2
 """The row of the first token in a table of positions."""
 
 STACKS = (("source_", "encoder"), ("", "decoder"))
-"""What our names of a stack's embeddings begin with, and theirs of the stack."""
+"""The beginning of our names of a stack's embeddings, and their name of the stack."""
 
 
 def rules(model: Any) -> Iterator[Rule]:
