@@ -122,7 +122,7 @@ def write_windows(
     """
     for name, keys in model.layer_kinds.items():
         for key, value in keys.items():
-            if key not in (*WINDOWS, *may_differ):
+            if key not in (*WINDOWS, *may_differ) and value != getattr(model, key):
                 raise UserError(f"model.layer_kinds.{name}.{key}: {value!r}, such layers do not differ in it")
     names: Sequence[str] = model.layers or ("",)
     configs = [model.kinds[names[i % len(names)]] for i in range(model.num_layers)]

@@ -181,3 +181,18 @@ def test_without_a_list_every_other_layer_of_gpt_oss_has_a_window():
     theirs = transformers.GptOssConfig(**sizes).layer_types
     assert family.model(sizes) == family.model(sizes | {"layer_types": theirs, "sliding_window": 128})
     assert family.model(sizes)["layers"] == ["sliding", "full"]
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt_oss", "smollm3"])
+def test_layers_whose_keys_are_those_of_the_model_do_not_differ(name):
+    """As a run that starts from such a model has them, whose trained length is set in each kind of layers."""
+    family, window = (
+        FAMILIES[name][0],
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    )
+    scaled = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 80}
+    keys = family.model(SMALL | GROUPED | {"rope_scaling": scaled} | (window if name == "qwen2" else {}))
+    config = from_values(DecoderConfig, keys)
+    again = dataclasses.replace(config, **config.settled())
+    assert any("position_original_length" in kind for kind in again.layer_kinds.values())
+    assert family.config(again) == family.config(config)

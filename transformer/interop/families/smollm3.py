@@ -38,8 +38,8 @@ def write(model: Any) -> dict[str, Any]:
       UserError: layers that differ in more than their positions.
     """
     for name, keys in model.layer_kinds.items():
-        if unknown := {key: value for key, value in keys.items() if key != "position"}:
-            key, value = next(iter(unknown.items()))
+        own = {key: value for key, value in keys.items() if value != getattr(model, key)}
+        for key, value in ((key, value) for key, value in own.items() if key != "position"):
             raise UserError(f"model.layer_kinds.{name}.{key}: {value!r}, such layers do not differ in it")
     names = model.layers or ("",)
     positions = [model.kinds[names[i % len(names)]].position for i in range(model.num_layers)]
