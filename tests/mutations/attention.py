@@ -424,10 +424,6 @@ EDITS = {
     "transformer/models/encoder_decoder.py": (
         f"tests/models/test_encoder_decoder.py {PAIRS}",
         {
-            "sources_as_they_are": (
-                "self.source_embedding_norm(x_bsd) if c.embedding_norm else x_bsd",
-                "x_bsd",
-            ),
             "source_causal": (
                 "Mask.self_attention(segments_bs, positions_bs)",
                 "Mask.self_attention(segments_bs, positions_bs, causal=True)",

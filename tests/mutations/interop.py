@@ -342,6 +342,15 @@ EDITS = {
             "any_embeddings": ('        "normalize_embedding": True,\n', ""),
         },
     ),
+    "transformer/models/encoder_decoder.py": (
+        "tests/interop/families/test_bart.py",
+        {
+            "sources_as_they_are": (
+                "self.source_embedding_norm(x_bsd) if c.embedding_norm else x_bsd",
+                "x_bsd",
+            ),
+        },
+    ),
     "transformer/interop/families/phi3.py": (
         "tests/interop/families/test_further_decoders.py",
         {
