@@ -120,7 +120,7 @@ class Scores:
         name, p = self.c.position, self.p
         if name == "alibi":  # Press et al. 2022, section 3, for a power of two heads
             return scale * q_tk @ k_sk.T - 2 ** (-8 * (h + 1) / self.heads) * abs(self.distance_ts)
-        if name == "t5":  # Raffel et al. 2020, section 2.1
+        if name in ("t5", "learned_t5"):  # Raffel et al. 2020, section 2.1
             return scale * q_tk @ k_sk.T + p["table"][self.bucket_ts(len(p["table"])), h]
         if name == "shaw":  # Shaw et al. 2018, equation 4
             return scale * np.einsum("tk,tsk->ts", q_tk, k_sk[None] + p["key"][self.clipped_ts])

@@ -80,7 +80,8 @@ def embed(params: Any, c: Any, tokens_t, at_t) -> np.ndarray:
     if c.position == "sinusoidal_halves":  # the sines in the first half (Marian)
         table_td = sinusoid(at_t, c.d_model, c.position_base)
         return x_td + np.concatenate([table_td[:, ::2], table_td[:, 1::2]], axis=1)
-    return x_td + params["position"]["table"][c.position_offset + at_t] if c.position == "learned" else x_td
+    placed = c.position in ("learned", "learned_t5")
+    return x_td + params["position"]["table"][c.position_offset + at_t] if placed else x_td
 
 
 def with_values(params: Any, c: Any, tokens_t) -> list[tuple[Any, Any]]:

@@ -31,6 +31,8 @@ def value_and_gradient(f, weights, params):
      "attention_scale": 1.0, "scale_logits": True, "feed_forward": "relu"},
     {"position": "sinusoidal_halves", "norm": "layer", "norm_placement": "post",
      "feed_forward": "silu", "scale_embeddings": True, "output_bias": True, "use_bias": True},
+    {"position": "learned", "position_offset": 2, "embedding_norm": True, "norm": "layer",
+     "norm_placement": "post", "use_bias": True},
     {"mixer": "latent", "latent_dim": 10, "soft_cap": 2.0},
     {"position": "learned", "share_embeddings": False, "tie_embeddings": False, "qk_norm": True},
     {"position": "transformer_xl", "sinks": True, "norm_placement": "sandwich",
