@@ -57,6 +57,7 @@ STUDIES = {
     "studies/search/digits": {"model.num_heads": 2},
     "studies/rl/grpo_problems": {},
     "diffusion_lm": {"model.num_heads": 2},
+    "electra": {"model.num_heads": 2, "generator.share": 1.0},
 }
 """Configs of experiments that no other config has, with keys that `OTHERS` need."""
 

@@ -44,6 +44,7 @@ def terms_of(made, batch, params=None, train=False):
 def test_the_loss_is_that_of_numpy(made):
     """Of the model's logits: the masked tokens' nats, and 50 times the mean binary cross-entropy of all."""
     experiment, params, batch = made
+    batch = dict(batch)
     mask, v = experiment.data.special_tokens.mask, experiment.model.vocab_size
     here = {
         name: batch[f"{name.removesuffix('_bt')}"] for name in ("segments_bt", "positions_bt", "types_bt")
@@ -56,12 +57,7 @@ def test_the_loss_is_that_of_numpy(made):
     log_p -= np.log(np.exp(log_p - log_p.max(-1, keepdims=True)).sum(-1, keepdims=True)) + log_p.max(
         -1, keepdims=True
     )
-    nll_bm = -np.take_along_axis(log_p, batch["targets"][..., None], -1)[..., 0]
-    original, replaced, corrupted = (
-        batch["original"],
-        np.zeros_like(batch["tokens"], bool),
-        batch["tokens"].copy(),
-    )
+    corrupted, original, targets = (batch[name].copy() for name in ("tokens", "original", "targets"))
     shape = (batch["places"].shape[1], v)
     for row, (draw, places, guessed) in enumerate(
         zip(batch["draws"], batch["places"], batch["guessed"], strict=True)
@@ -69,6 +65,10 @@ def test_the_loss_is_that_of_numpy(made):
         noise_mv = np.asarray(jax.random.gumbel(jax.random.key(draw), shape))
         for m in np.flatnonzero(guessed):
             corrupted[row, places[m]] = (logits_bmv[row, m, :v] + noise_mv[m]).argmax()
+        first = places[0]  # of each row one token is drawn as it was, which does not count as replaced
+        original[row, first] = targets[row, 0] = corrupted[row, first]
+    batch |= {"original": original, "targets": targets}
+    nll_bm = -np.take_along_axis(log_p, targets[..., None], -1)[..., 0]
     assert (corrupted != mask).all()
     replaced = corrupted != original
     assert replaced.any() and not replaced[batch["tokens"] != mask].any()
