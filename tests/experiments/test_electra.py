@@ -163,11 +163,12 @@ def test_all_chosen_tokens_are_masks_and_draws_depend_on_the_place(made):
     )
     replacing = experiment.data.masking(3)
     assert isinstance(replacing, Replacing)
-    clean = {"tokens": batch["original"], "segments": batch["segments"]}
+    clean = {"tokens": batch["original"], "segments": batch["segments"] * (np.arange(32) < 25)}
     places = np.arange(6) + 40
     together, alone = replacing(clean, places), replacing({k: x[4:] for k, x in clean.items()}, places[4:])
     for name in ("tokens", "draws", "places", "real"):
         np.testing.assert_array_equal(together[name][4:], alone[name])
+    np.testing.assert_array_equal(together["real"], clean["segments"] > 0)
     assert len({*together["draws"].tolist()}) == 6
     assert (experiment.data.masking(4)(clean, places)["draws"] != together["draws"]).all()
 
