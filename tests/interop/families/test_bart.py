@@ -114,6 +114,11 @@ def test_summaries_begin_as_there_are_trained_on_and_go_back(tmp_path, capfd):
     summariser(folder)
     assert launch.main(["--mode=import", f"--from={folder}", f"--workdir={run}"]) == 0
     texts = ["the fire", "go, the food!"]
+    tokens, prompt = (
+        transformers.AutoTokenizer.from_pretrained(folder),
+        parity.Hub(str(folder)).experiment.prompt,
+    )
+    assert [prompt(text) for text in texts] == tokens(texts)["input_ids"]
     for text in texts:
         capfd.readouterr()
         assert launch.main([f"--workdir={run}", "--mode=predict", f"--prompt={text}"]) == 0
