@@ -1,5 +1,6 @@
 """Extractive question answering: the span of a text that answers a question."""
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ class SpanExtraction(Experiment):
         return encoder_attention(self.model, params, framed, self.data, layer)
 
     def answers(self, params: Params, readings: Iterable[QuestionWindows]) -> Iterator[Any]:
-        """The `answer.n_best` best spans of each reading, over all its windows."""
+        """The `answer.n_best` best spans of each reading, over all its windows, with different texts."""
         c, readings = self.config.answer, iter(readings)
         while some := list(itertools.islice(readings, AT_ONCE)):
             frames = [frame for reading in some for frame in reading.inputs]
@@ -185,7 +186,8 @@ class SpanExtraction(Experiment):
                 scores_cm = scores_of_spans(windows, len(reading.characters_c2), c.max_tokens)
                 # A window without the answer points at [CLS]; the empty answer needs all windows to do so.
                 nothing = min(row[0].sum() for _, _, row in parts) if c.allow_none else -np.inf
-                yield reading, best_spans(scores_cm, c.n_best, nothing)
+                text = functools.partial(_text, reading)
+                yield reading, best_spans(scores_cm, c.n_best, nothing, text)
 
     def data_lines(self) -> list[str]:
         """The number of questions and windows, the share of padding, and unanswered questions."""

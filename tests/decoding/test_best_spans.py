@@ -44,3 +44,13 @@ def test_logits_of_any_size_give_probabilities():
     assert best_spans(scores, 5)[0] == Span(0, 1, 1.0)
     assert len(best_spans(scores, 5)) == 3  # (1, 0) is not a span
     assert best_spans(scores, 1, nothing=1e6) == [Span(-1, -1, 1.0)]
+
+
+def test_of_spans_with_one_text_the_best_is_kept(rng):
+    """Two spans whose texts differ by white space are one answer to a reader."""
+    scores = rng.normal(size=(12, 4))
+    ranked = best_spans(scores, scores.size)
+    for n in (1, 3, 50):
+        chosen = best_spans(scores, n, text=lambda span: span.first % 5)
+        firsts = [next(span for span in ranked if span.first % 5 == k) for k in range(5)]
+        assert chosen == sorted(firsts, key=lambda span: -span.probability)[:n]

@@ -148,6 +148,8 @@ EDITS = {
     "transformer/decoding/spans.py": (
         "tests/decoding/test_best_spans.py",
         {
+            "the_last_of_a_text": ("best.setdefault(text(span), span)", "best[text(span)] = span"),
+            "as_many_as_are_looked_at": ("if len(best) == n or", "if len(best) > n or"),
             "ends_alone": ("here, logits_w2[:, :1] + ends_wm, out=here", "here, ends_wm, out=here"),
             "last_window_wins": (
                 "np.maximum(here, logits_w2[:, :1] + ends_wm, out=here)",

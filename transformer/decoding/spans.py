@@ -1,6 +1,6 @@
 """The best spans of a text by the scores of their starts and ends."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,20 +32,25 @@ def scores_of_spans(windows: Iterable[tuple[int, np.ndarray]], length: int, long
     return found_cm
 
 
-def best_spans(scores_cm: np.ndarray, n: int, nothing: float = -np.inf) -> list[Span]:
-    """The (at most) n spans with the highest scores, best first.
+def best_spans(
+    scores_cm: np.ndarray,
+    n: int,
+    nothing: float = -np.inf,
+    text: Callable[[Span], object] = lambda span: span,
+) -> list[Span]:
+    """The (at most) n spans with the highest scores, best first; of spans with the same `text` the best one.
 
     p(span) = exp(score) / sum over all spans of exp(score), including "no answer" with the score `nothing`.
     """
     scores = np.append(scores_cm.ravel(), nothing)
     weights = np.exp(scores - scores.max())
     p = weights / weights.sum()
-    order = np.argsort(-scores, kind="stable")[:n]
-    widths = scores_cm.shape[1]
-    return [
-        Span(-1, -1, float(p[i]))
-        if i == scores_cm.size
-        else Span(i // widths, i // widths + i % widths, float(p[i]))
-        for i in order.tolist()
-        if scores[i] > -np.inf
-    ]
+    best: dict[object, Span] = {}
+    for i in map(int, np.argsort(-scores, kind="stable")):
+        if len(best) == n or scores[i] == -np.inf:
+            break
+        start, length = divmod(i, scores_cm.shape[1])
+        ends = (-1, -1) if i == scores_cm.size else (start, start + length)
+        span = Span(*ends, float(p[i]))
+        best.setdefault(text(span), span)
+    return [*best.values()]
