@@ -98,8 +98,8 @@ def test_every_key_is_on_the_page_of_keys_with_its_default_and_meaning():
         for key in describe_keys(find_experiment(name).Config):
             assert f"{{#{key.name}}}\n:   {site_pages.escaped(key.meaning)} (" in page
     assert "`model.num_layers = " in page and "`train.steps = " in page
-    (only,) = re.findall(r"^`data\.next_sentence = \w+`.*\n.*", page, re.MULTILINE)
-    assert only.endswith("Of `masked_lm`.")
+    both = re.findall(r"^`data\.next_sentence = \w+`.*\n.*", page, re.MULTILINE)
+    assert [line.rpartition(" Of ")[2] for line in both] == ["`masked_lm`.", "`electra`."]
     (common,) = re.findall(r"^`seed = 0`.*\n.*", page, re.MULTILINE)
     assert "Of " not in common and common.endswith(").")
 

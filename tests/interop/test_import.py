@@ -173,7 +173,7 @@ def refused(folder, tmp_path, capfd, *more):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "gpt3"}, "model_type: 'gpt3'; expected one of gpt2, gpt_neox, llama, "),
+        ({"model_type": "gpt3"}, "model_type: 'gpt3'; expected one of gpt2, llama, "),
         ({"model_type": ["gpt2"]}, "model_type: \"['gpt2']\""),
         ({"n_layer": "two"}, "num_layers: 'two'"),
         ({"n_layer": 10**9}, "num_layers: 1000000000"),
