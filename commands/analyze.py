@@ -1,4 +1,4 @@
-"""Analyses word embeddings: cosines, nearest neighbours, analogies, contextual vectors of a word, a map.
+"""Analyses tokens and word embeddings: cosines, neighbours, analogies, contextual vectors of a word, a map.
 
 python launch.py --workdir=runs/word_embedding --mode=analyze --words=king,queen,river --neighbours=river
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAPPED = 150
 """Without --words a map shows this many words, the first by `WordVectors.common`."""
 
-QUESTIONS = ("words", "neighbours", "analogy", "analogies", "contexts", "map")
+QUESTIONS = ("tokens", "words", "neighbours", "analogy", "analogies", "contexts", "map")
 """Flags of which at least one is required."""
 
 
@@ -32,6 +32,7 @@ def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(alone=True)
     add = parser.add_argument
+    add("--tokens", type=text, help="a text: list its tokens, with their numbers in the vocabulary")
     add("--words", type=text, help="comma-separated words to compare with each other")
     add("--neighbours", type=text, help="comma-separated words whose nearest neighbours to list")
     add("--analogy", type=text, help="three words a,b,c: list the words nearest to a - b + c")
@@ -83,6 +84,10 @@ def analyze(experiment: Any, params: "Params", flags: argparse.Namespace) -> Ite
     tokenizer = vars(experiment.data).get("tokenizer")
     if tokenizer is None:
         raise UserError(f"--mode=analyze: a run of {experiment.config.experiment} has no word embeddings")
+    if flags.tokens is not None:
+        yield from _tokens(tokenizer, flags.tokens)
+        if all(vars(flags)[name] is None for name in QUESTIONS if name != "tokens"):
+            return
     vectors, words = word_vectors(params, tokenizer), _split(flags.words)
     drawn: dict[str, np.ndarray] = {}
     states: dict[str, np.ndarray] = {}  # contextual vectors, not comparable with embeddings
@@ -115,6 +120,16 @@ def analyze(experiment: Any, params: "Params", flags: argparse.Namespace) -> Ite
             raise UserError(f"--map: {len(drawn)} vectors; expected at least 3")
         draw_map(np.stack([*drawn.values()]), [*drawn], Path(flags.map))
         yield f"{flags.map} shows {len(drawn)} vectors"
+
+
+def _tokens(tokenizer: Any, text: str) -> Iterator[str]:
+    from transformer.evaluation.attention_weights import token_names
+    from transformer.visualization.attention_maps import visible
+
+    tokens = tokenizer.encode(text)
+    yield f"{len(tokens)} tokens of {len(text)} characters:"
+    for token, name in zip(tokens, token_names(tokenizer, tokens, {}), strict=True):
+        yield f"{token:8}  {visible(name)}"
 
 
 def occurrences(experiment: Any, params: "Params", word: str, contexts: str) -> list[tuple[str, np.ndarray]]:

@@ -77,6 +77,18 @@ def cosines(lines: list[str], count: int) -> np.ndarray:
     return np.array([[float(cell) for cell in line.split()[-count:]] for line in lines])
 
 
+def test_the_tokens_of_a_text_are_listed_with_their_numbers(capfd, bpe, letters):
+    lines = analyze(capfd, letters, "--tokens=a b\n")
+    assert lines[0] == "4 tokens of 4 characters:" and [line.split()[1] for line in lines[1:]] == [*"a␣b⏎"]
+    tokenizer = load(bpe)[0].experiment.data.tokenizer
+    first, *listed = analyze(capfd, bpe, "--tokens=alpha beta é")
+    ids = [int(line.split()[0]) for line in listed]
+    assert ids == tokenizer.encode("alpha beta é") and first == f"{len(ids)} tokens of 12 characters:"
+    assert analyze(capfd, bpe, "--tokens=") == ["0 tokens of 0 characters:"]
+    both = analyze(capfd, bpe, "--tokens=alpha", "--words=alpha,beta")
+    assert len(both) > len(analyze(capfd, bpe, "--words=alpha,beta")) == 3
+
+
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 def test_the_table_of_a_run_is_compared_by_cosine(capfd, request, kind):
     folder = request.getfixturevalue(kind)

@@ -556,6 +556,13 @@ EDITS = {
             "seeds_may_be_keys": ('if "seed" in dict(self.overrides):', "if False:"),
         },
     ),
+    "commands/analyze.py": (
+        "tests/commands/test_analyze.py",
+        {
+            "spaces_of_tokens_are_blank": ("{visible(name)}", "{name}"),
+            "characters_are_counted_as_tokens": ("{len(tokens)} tokens of", "{len(text)} tokens of"),
+        },
+    ),
     "commands/scaling_laws/forecast.py": (
         "tests/commands/test_scaling.py",
         {

@@ -148,7 +148,7 @@ def _label(axes: Any, target_tokens: Sequence[str], source_tokens: Sequence[str]
     axes.set_xlabel("source", color=MUTED)
     axes.xaxis.set_label_position("bottom")
     for axis, tokens in ((axes.xaxis, source_tokens), (axes.yaxis, target_tokens)):
-        texts = [shortened(_visible(token)) for token in tokens[::every]]
+        texts = [shortened(visible(token)) for token in tokens[::every]]
         axis.set_ticks(every * np.arange(len(texts)) + 0.5, texts, fontsize=size)
         without_formulas(axis.get_ticklabels())
     for label in axes.get_xticklabels():
@@ -156,6 +156,6 @@ def _label(axes: Any, target_tokens: Sequence[str], source_tokens: Sequence[str]
             label.set(rotation=60, ha="left", va="bottom", rotation_mode="anchor")
 
 
-def _visible(token: str) -> str:
+def visible(token: str) -> str:
     """A token with visible white space, and a dot for unprintable characters, such as a part of one."""
     return "".join(c if c.isprintable() else "·" for c in token.translate(VISIBLE))
