@@ -87,6 +87,12 @@ ALLOWED = {
         "transformer.devices",
         "transformer.errors",
     },
+    "transformer.interpret": {
+        "transformer.interpret",
+        "transformer.layers",
+        "transformer.models",
+        "transformer.errors",
+    },
     "transformer.planning": {
         "transformer.planning",
         "transformer.training",
@@ -162,6 +168,7 @@ LIBRARIES = {
         "pyarrow",
     },
     "transformer.decoding": {"jax", "flax", "numpy"},
+    "transformer.interpret": {"jax", "flax", "numpy"},
     "transformer.planning": {"jax", "numpy"},
     "transformer.interop": {"jax", "flax", "numpy", "ml_dtypes", "tokenizers"},
     "transformer.visualization": {"numpy", "matplotlib"},

@@ -11,6 +11,7 @@ from tests.mutations import (
     decoding,
     evaluation,
     interop,
+    interpret,
     layers,
     models,
     planning,
@@ -51,6 +52,7 @@ def _all() -> list[Mutation]:
         commands,
         cluster,
         interop,
+        interpret,
     ):
         for file, (tests, edits) in part.EDITS.items():
             for name, edit in edits.items():

@@ -1,0 +1,62 @@
+"""Mutations of what reads and edits models: file -> (tests, {name: (text, replacement)})."""
+
+EDITS = {
+    "transformer/interpret/activations.py": (
+        "tests/interpret/test_activations.py tests/interpret/test_interventions.py",
+        {
+            "programs_of_other_visitors": ("with _compiled_for(sites.visitors):", "with _compiled_for(()):"),
+            "visitors_stay": ("sites.visitors = before", "pass"),
+            "layers_stay_in_a_loop": ('scan_layers=False, remat="none"', 'remat="none"'),
+            "a_star_is_several_names": ('"[^/]*"', '".*"'),
+            "scores_of_keys_that_are_masked": ("jnp.where(allowed, scores_bhts, -jnp.inf)", "scores_bhts"),
+            "the_kernel_that_keeps_no_weights": (
+                'method == "run_kernel" and self._want_weights(path)',
+                'method == "run_kernel" and False',
+            ),
+            "inputs_as_they_were": (
+                'args = self._shown(f"{path}/input", args[0]), *args[1:]',
+                'self._shown(f"{path}/input", args[0])',
+            ),
+            "weights_that_change_nothing": (
+                'scores_bhts = self._shown(f"{path}/scores", masked_bhts)',
+                'self._shown(f"{path}/scores", masked_bhts)',
+            ),
+            "the_last_call_alone": ('f"{path}#{calls + 1}" if calls else path', "path"),
+            "scanned_layers_are_one": ("isinstance(layer, jax.core.Tracer)", "layer is jax.core.Tracer"),
+            "one_name_in_the_step_form": (
+                '"blocks" if module.cross_attention is None else "decoder"',
+                '"blocks"',
+            ),
+        },
+    ),
+    "transformer/interpret/interventions.py": (
+        "tests/interpret/test_interventions.py",
+        {
+            "edits_are_everywhere": (
+                "return new if where is None else jnp.where(where, new, x)",
+                "return new",
+            ),
+            "any_of_the_conditions": ("else where & mask", "else where | mask"),
+            "positions_are_places": (
+                "jnp.isin(positions_bt, jnp.asarray(self.positions))",
+                "jnp.isin(jnp.arange(positions_bt.shape[1])[None], jnp.asarray(self.positions))",
+            ),
+            "keys_are_queries": ("(1, 3) if over_keys", "(1, 2) if over_keys"),
+            "heads_of_scores": ("axis = 1 if over_keys else 2", "axis = 2"),
+            "units_are_unchecked": ("not 0 <= i < count", "not i < count"),
+            "means_of_rows_alone": ("axis=0 if is_over_keys(path) else (0, 1)", "axis=0"),
+            "the_first_rows": ("rows_nt[drawn_b]", "rows_nt[: x.shape[0]]"),
+            "steered_once": ("x + scale * jnp", "x + jnp"),
+            "paths_are_not_checked": ("if kind is None and self._seen:", "if not self._seen:"),
+            "values_by_place": (
+                "jnp.minimum(places_bt, values.shape[1] - 1)",
+                "jnp.zeros_like(places_bt)",
+            ),
+            "later_tokens_get_the_last_value": ("places_bt < values.shape[1], taken, x", "True, taken, x"),
+            "the_first_edit_alone": (
+                "x = edit(path, x, positions_bt)",
+                "return edit(path, x, positions_bt)",
+            ),
+        },
+    ),
+}
