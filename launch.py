@@ -6,6 +6,7 @@ Evaluate on the validation data:         python launch.py --workdir=runs/lm --mo
 Complete a prompt, or lines of a file:   python launch.py --workdir=runs/lm --mode=predict --prompt="def fib("
 Likelihood of TEXT<tab>CONTINUATION:     python launch.py --workdir=runs/lm --mode=score --input=pairs.tsv
 Analyse word embeddings:                 python launch.py --workdir=runs/lm --mode=analyze --neighbours=return
+Logit lens, heads, activation patching:  python launch.py --workdir=runs/lm --mode=inspect --prompt="def fib("
 Print a whole config, changes marked:    python launch.py --workdir=runs/lm --mode=config
 Plan a run for a cluster:                python launch.py --mode=plan --config=configs/lm.py --topology=h100:8
 Train runs that differ in some keys:     python launch.py --mode=sweep --config=configs/lm.py --sweep seed=0,1

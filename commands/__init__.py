@@ -22,6 +22,7 @@ COMMANDS = {
     "score": "commands.score",
     "embed": "commands.embed",
     "analyze": "commands.analyze",
+    "inspect": "commands.inspect",
     "config": "commands.config",
     "plan": "commands.plan",
     "sweep": "commands.sweep",

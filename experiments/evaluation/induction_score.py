@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import sown_weights
 from transformer.evaluation.likelihood import LikelihoodEvaluator
+from transformer.interpret.instruments import follows
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.metrics import Sum
 
@@ -31,11 +32,7 @@ class InductionScore:
         def step(params: Params, batch: Batch) -> dict[str, Sum]:
             tokens_bt = batch["tokens"]
             _, sown = model.apply({"params": params}, tokens_bt, mutable="intermediates")
-            places = jnp.arange(tokens_bt.shape[1])
-            before_bs = jnp.roll(tokens_bt, 1, axis=1)
-            follows_bts = (
-                (tokens_bt[:, :, None] == before_bs[:, None]) & (places > 0) & (places <= places[:, None])
-            )
+            follows_bts = follows(tokens_bt)
             weight = jnp.sum(batch["answers"])
             return {
                 f"layer_{i}_head_{h}": Sum(total, weight)

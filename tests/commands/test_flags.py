@@ -41,7 +41,7 @@ def test_a_command_has_its_own_help(capsys, mode):
         ("--accept_data --mode=config", "--accept_data: only --mode=train, fork, batch and replay take it"),
         (
             "--step=1",
-            "--step: only --mode=evaluate, predict, score, embed, analyze, batch, replay and export take it",
+            "--step: only --mode=evaluate, predict, score, embed, analyze, inspect, batch, replay and",
         ),
         (
             "config.model.d_model=3",

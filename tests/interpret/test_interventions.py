@@ -148,8 +148,10 @@ def test_edits_are_made_in_order_and_contexts_inside_one_another(rng):
 
     with Interventions(once, twice):
         assert (read() == 2).all()
-    with Interventions(twice), Interventions(once):
-        assert (read() == 0).all()
+    with Interventions(twice):
+        with Interventions(once):
+            assert (read() == 0).all()
+        assert not (read() == 0).any()
     assert not np.isin(read(), (0, 2)).any()
 
 

@@ -52,11 +52,55 @@ EDITS = {
                 "jnp.minimum(places_bt, values.shape[1] - 1)",
                 "jnp.zeros_like(places_bt)",
             ),
-            "later_tokens_get_the_last_value": ("places_bt < values.shape[1], taken, x", "True, taken, x"),
+            "later_tokens_get_the_last_value": (
+                "places_bt < values.shape[1], values_bt, x",
+                "True, values_bt, x",
+            ),
             "the_first_edit_alone": (
                 "x = edit(path, x, positions_bt)",
                 "return edit(path, x, positions_bt)",
             ),
+        },
+    ),
+    "transformer/interpret/instruments.py": (
+        "tests/interpret/test_instruments.py",
+        {
+            "layers_without_the_norm": ('method="logits")', 'method="unembed")[..., : model.vocab_size]'),
+            "the_first_token": ("path: x[:, -1] for path", "path: x[:, 0] for path"),
+            "norms_keep_the_mean": (
+                "part_bd - jnp.mean(part_bd, axis=-1, keepdims=True)",
+                "part_bd - 0",
+            ),
+            "offsets_are_scales": ('1 + params["offset"]', 'params["offset"]'),
+            "biases_of_heads_are_lost": ('if "bias" in output:', "if False:"),
+            "biases_of_the_output_are_lost": (
+                "axis=-1) + difference(jnp.zeros_like(y_bd))",
+                "axis=-1)",
+            ),
+            "heads_and_their_sum": ('elif f"{path}/output/input" not in values:', "else:"),
+            "patched_everywhere": ("& (positions_1t == place_2[1])", "& (positions_1t >= 0)"),
+            "patched_in_all_layers": ("(place_2[0] == rows[numbers[path]])", "(place_2[0] >= 0)"),
+            "not_normalised": ("- corrupted) / (clean - corrupted)", "- corrupted)"),
+            "the_token_itself": ("jnp.roll(tokens_bt, 1, axis=1)", "tokens_bt"),
+            "the_first_token_follows_the_last": (" & (places > 0)", ""),
+            "the_token_after": ("offset=-1", "offset=0"),
+            "scores_of_all_queries": ("follows_bts.any(axis=-1)", "follows_bts.any(axis=-1) | True"),
+            "one_repetition": ("[once_bt, once_bt]", "[once_bt, once_bt[::-1]]"),
+            "texts_of_any_length": ("if clean_1t.shape != corrupted_1t.shape:", "if False:"),
+        },
+    ),
+    "commands/inspect.py": (
+        "tests/commands/test_inspect.py",
+        {
+            "other_texts_are_ignored": ("if flags.against is not None:", "if False:"),
+            "the_third_answer": (
+                "answer, rival = ranked(tokens_1t)[:2]",
+                "answer, _, rival = ranked(tokens_1t)[:3]",
+            ),
+            "encoders_too": ("if not isinstance(experiment.model, Decoder) or", "if"),
+            "texts_of_any_length": ("> (most := experiment.config.model.max_length)", "> (most := 10**9)"),
+            "no_start": ("tokens = [tokenizer.bos_id, *tokenizer", "tokens = [*tokenizer"),
+            "lenses_of_the_embedding": (".argmax(-1)]", ".argmax(-1)[:, :1]]"),
         },
     ),
 }

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.image import imread
 
-from transformer.visualization.attention_maps import HEADS, draw_attention, draw_beside
+from transformer.visualization.attention_maps import HEADS, draw_attention, draw_beside, draw_grid
 
 
 @pytest.mark.filterwarnings("error")
@@ -77,3 +77,13 @@ def test_maps_of_several_models_are_the_means_of_their_heads_on_one_scale(tmp_pa
     upper, lower = (axes.get_tightbbox(renderer) for axes in panels)
     assert upper.y0 >= lower.y1  # no overlap
     assert imread(tmp_path / "maps.png")[..., :3].std() > 0.01
+
+
+def test_numbers_of_both_signs_share_a_scale_around_zero(tmp_path, figures):
+    draw_grid(np.array([[1.0, -3.0], [0.0, 2.0]]), ["a$", "b"], ["c", "d e"], tmp_path / "grid.png", "sums")
+    draw_grid(np.array([[1.0, 0.5]]), ["a"], ["c", "d"], tmp_path / "grid.png", texts=[[" x", "$y"]])
+    signed, plain = (next(iter(figure.axes[0].collections)) for figure in figures)
+    assert (signed.get_clim(), plain.get_clim()) == ((-3, 3), (0, 1))
+    np.testing.assert_array_equal(np.ravel(signed.get_array()), [1, -3, 0, 2])
+    assert [text.get_text() for text in figures[1].axes[0].texts] == ["␣x", "$y"]
+    assert figures[0].axes[0].get_title(loc="left") == "sums"

@@ -200,42 +200,42 @@ class Recorder:
 
 
 def record(
-    model: Any, params: Any, inputs: Any, *patterns: str, method: str | None = None, **named: Any
+    model: Any, params: Any, inputs: Any, *patterns: str, method: str | None = None, **options: Any
 ) -> dict[str, jax.Array]:
     """{path: array} of the values whose paths, listed in `Sites`, fit one of the patterns, in the order of
     computation.
 
         record(model, params, tokens_bt, "blocks/*/attention/weights")["blocks/3/attention/weights"]
 
-    `inputs` is what the model is called with, a tuple if there are several arrays, and `named` further
+    `inputs` is what the model is called with, a tuple if there are several arrays, and `options` further
     arguments; `method`: by default that of the call. Edits that are active are seen.
 
     Raises:
       UserError: a pattern fits no path.
     """
-    options: Any = {"model": unrolled(model), "method": method}
-    values = _record(params, _tuple(inputs), named, patterns=patterns, **options).by_path
+    program: Any = {"patterns": patterns, "model": unrolled(model), "method": method}
+    values = _record(params, _tuple(inputs), options, **program).by_path
     if not all(any(matches(pattern, path) for path in values) for pattern in patterns):
-        check_matched(patterns, paths(model, params, inputs, method=method, **named))
+        check_matched(patterns, paths(model, params, inputs, method=method, **options))
     return values
 
 
-def paths(model: Any, params: Any, inputs: Any, method: str | None = None, **named: Any) -> dict[str, Any]:
+def paths(model: Any, params: Any, inputs: Any, method: str | None = None, **options: Any) -> dict[str, Any]:
     """{path: shape and type} of all that `record` can read, without computing it."""
-    options: Any = {"patterns": ("**",), "model": unrolled(model), "method": method}
-    return jax.eval_shape(functools.partial(_record, **options), params, _tuple(inputs), named).by_path
+    program: Any = {"patterns": ("**",), "model": unrolled(model), "method": method}
+    return jax.eval_shape(functools.partial(_record, **program), params, _tuple(inputs), options).by_path
 
 
-def apply(model: Any, params: Any, inputs: Any, method: str | None = None, **named: Any) -> Any:
-    """What the model returns, under the visitors that are active; arguments as for `record`. The logits of a
+def apply(model: Any, params: Any, inputs: Any, method: str | None = None, **options: Any) -> Any:
+    """The output of the model under the visitors that are active; arguments as for `record`. The logits of a
     decoder are without the padding of its vocabulary."""
-    output = _apply(params, _tuple(inputs), named, model=unrolled(model), method=method)
+    output = _apply(params, _tuple(inputs), options, model=unrolled(model), method=method)
     return output[..., : model.vocab_size] if isinstance(model, Decoder) and method is None else output
 
 
 @functools.partial(jax.jit, static_argnames=("model", "method"))
-def _apply(params: Any, inputs: tuple, named: Any, *, model: Any, method: str | None) -> Any:
-    return model.apply({"params": params}, *inputs, method=method, **named)
+def _apply(params: Any, inputs: tuple, options: Any, *, model: Any, method: str | None) -> Any:
+    return model.apply({"params": params}, *inputs, method=method, **options)
 
 
 @struct.dataclass
@@ -252,10 +252,10 @@ class _Values:
 
 @functools.partial(jax.jit, static_argnames=("patterns", "model", "method"))
 def _record(
-    params: Any, inputs: tuple, named: Any, *, patterns: tuple[str, ...], model: Any, method: str | None
+    params: Any, inputs: tuple, options: Any, *, patterns: tuple[str, ...], model: Any, method: str | None
 ) -> _Values:
     with visiting(recorder := Recorder(patterns)):
-        model.apply({"params": params}, *inputs, method=method, **named)
+        model.apply({"params": params}, *inputs, method=method, **options)
     return _Values(tuple(recorder.values), tuple(recorder.values.values()))
 
 

@@ -158,11 +158,11 @@ class Interventions(contextlib.AbstractContextManager):
         return x
 
 
-def logits(model: Any, params: Any, inputs: Any, *edits: Edit, **named: Any) -> jax.Array:
-    """The output of a model with edits; float32 logits (b, t, v) of a decoder. `inputs` and `named` as for
+def logits(model: Any, params: Any, inputs: Any, *edits: Edit, **options: Any) -> jax.Array:
+    """The output of a model with edits; float32 logits (b, t, v) of a decoder. `inputs` and `options` as for
     `record`. Raises as `Interventions`."""
     with Interventions(*edits) if edits else contextlib.nullcontext():
-        return apply(model, params, inputs, **named)
+        return apply(model, params, inputs, **options)
 
 
 def is_over_keys(path: str) -> bool:
@@ -189,8 +189,8 @@ def _aligned(values: Any, path: str, x: jax.Array, positions_bt: jax.Array | Non
         raise UserError(f"{path}: values of {values.shape[0]} rows; the model reads {x.shape[0]}")
     places_bt = jnp.broadcast_to(positions_bt, x.shape[:2]).reshape(*x.shape[:2], *(1,) * (x.ndim - 2))
     rows = jnp.broadcast_to(values, (x.shape[0], *values.shape[1:]))
-    taken = jnp.take_along_axis(rows, jnp.minimum(places_bt, values.shape[1] - 1), axis=1)
-    return jnp.where(places_bt < values.shape[1], taken, x)
+    values_bt = jnp.take_along_axis(rows, jnp.minimum(places_bt, values.shape[1] - 1), axis=1)
+    return jnp.where(places_bt < values.shape[1], values_bt, x)
 
 
 def _chosen(name: str, path: str, numbers: Index, count: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Attention maps: heat maps of attention weights."""
+"""Attention maps: heat maps of attention weights; and of other tables of numbers."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +25,9 @@ SHORT = 8
 
 COLORS = ("#ffffff", "#dbe6f4", "#8fb0da", TRAIN, "#173a6b")
 """The colour map, from weight 0 to the largest weight."""
+
+SIGNED = ("#7d1d27", "#d9808a", "#ffffff", "#8fb0da", "#173a6b")
+"""The colour map of numbers of both signs, from the most negative."""
 
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
 """Makes white space in tokens visible."""
@@ -159,3 +162,34 @@ def _label(axes: Any, target_tokens: Sequence[str], source_tokens: Sequence[str]
 def visible(token: str) -> str:
     """A token with visible white space, and a dot for unprintable characters, such as a part of one."""
     return "".join(c if c.isprintable() else "·" for c in token.translate(VISIBLE))
+
+
+def draw_grid(
+    values_rc: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    path: Path,
+    title: str = "",
+    texts: Sequence[Sequence[str]] | None = None,
+) -> None:
+    """Draws a table of numbers as a heat map, with a text in each cell if there are `texts`: white is 0, blue
+    is positive, and red negative, if there are such numbers, on the same scale."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    values_rc = np.asarray(values_rc, np.float64)
+    cell = min(CELL if texts is None else 2 * CELL, LONGEST / max(values_rc.shape))
+    most = max(float(np.abs(values_rc).max()), 1e-9)
+    look: dict[str, Any] = {"cmap": LinearSegmentedColormap.from_list("signed", SIGNED), "vmax": most}
+    look = look | {"vmin": -most} if values_rc.min() < -0.01 * most else _look([values_rc])
+    width, height = (max(cell * count, SHORTEST) for count in values_rc.shape[::-1])
+    figure = _figure(width + 2.2 + _room(rows, cell), height + 1.1 + _room(columns, cell))
+    axes = figure.subplots()
+    picture = _map(axes, title, values_rc, 2 * cell, look)
+    _label(axes, rows, columns, cell)
+    axes.set_xlabel("")
+    for row, column in np.ndindex(values_rc.shape) if texts else ():
+        color = "white" if abs(values_rc[row, column]) > 0.6 * most else "black"
+        label = axes.text(column + 0.5, row + 0.5, _visible((texts or ())[row][column])[:SHORT], color=color)
+        label.set(ha="center", va="center", fontsize=_size(cell) * 0.7)
+        without_formulas([label])
+    _save(figure, picture, path)

@@ -1,0 +1,145 @@
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import launch
+from tests import runs
+from transformer.interpret.activations import unrolled
+from transformer.interpret.interventions import Interventions, logits, zero
+from workdir.opening import load
+
+pytestmark = [pytest.mark.usefixtures("in_root", "drawn"), pytest.mark.thorough]
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory):
+    """A language model of bytes."""
+    source = runs.write_corpus(tmp_path_factory.mktemp("corpus"))
+    folder = tmp_path_factory.mktemp("letters") / "run"
+    assert launch.main(runs.tiny(source, folder, "--config.model.scan_layers=true")) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    """A model of an algorithmic task, whose tokens are integers."""
+    folder = tmp_path_factory.mktemp("numbers") / "run"
+    config = "--config=configs/studies/induction_heads/induction_heads.py:tiny"
+    more = ["--config.train.steps=40", "--config.optimizer.learning_rate=0.03"]
+    assert launch.main([config, f"--workdir={folder}", *more]) == 0
+    return folder
+
+
+def inspect(capfd, folder, *flags: str) -> list[str]:
+    capfd.readouterr()
+    assert launch.main([f"--workdir={folder}", "--mode=inspect", *flags]) == 0, capfd.readouterr().err
+    return capfd.readouterr().out.splitlines()
+
+
+def cells(line: str) -> list[float]:
+    return [float(cell) for cell in line.split()[1:]]
+
+
+def test_the_last_column_of_a_lens_is_what_the_model_predicts(capfd, letters, tmp_path):
+    picture = tmp_path / "lens.png"
+    title, columns, *rows, last = inspect(capfd, letters, "--prompt=alpha", f"--picture={picture}")
+    run, params = load(letters)
+    tokens = [run.experiment.data.tokenizer.bos_id, *b"alpha"]
+    logits_tv = logits(run.experiment.model, params, np.array([tokens]))[0]
+    tops = [run.experiment.data.tokenizer.decode([int(i)]) for i in logits_tv.argmax(-1)]
+    assert title == "the most probable next token:" and columns.split()[0] == "embedding"
+    assert [row.split()[0] for row in rows] == ["start", *"alpha"]
+    assert all(row.endswith(top.strip() or "'") for row, top in zip(rows, tops, strict=True))
+    assert last == f"{picture} shows them" and picture.is_file()
+
+
+def test_amounts_are_those_of_the_logits(capfd, letters):
+    title, columns, *rows, _ = inspect(capfd, letters, "--prompt=alpha", "--instrument=attribution")
+    run, params = load(letters)
+    tokens = [run.experiment.data.tokenizer.bos_id, *b"alpha"]
+    ranked_v = np.sort(np.asarray(logits(run.experiment.model, params, np.array([tokens]))[0, -1]))
+    total = float(title.split("adds up to ")[1].split(",")[0])
+    assert total == pytest.approx(ranked_v[-1] - ranked_v[-2], abs=6e-4)
+    assert sum(sum(cells(row)) for row in rows) == pytest.approx(total, abs=0.02)
+    assert columns.split()[:2] == ["whole", "head_0"]
+    assert (letters / "inspect_attribution.png").is_file()
+
+
+def test_what_is_patched_matters_where_texts_differ(capfd, numbers):
+    run, params = load(numbers)
+    ends = np.array([[1, 2, i, j] for i in range(8) for j in range(8)])
+    tops = np.asarray(logits(run.experiment.model, params, ends)[:, -1].argmax(-1))
+    clean, against = ends[0], ends[np.flatnonzero(tops != tops[0])[0]]
+    texts = [f"--{name}={' '.join(map(str, x))}" for name, x in (("prompt", clean), ("against", against))]
+    lines = inspect(capfd, numbers, *texts, "--instrument=patching", "--site=input")
+    assert [line.split()[0] for line in lines[2:-1]] == [*map(str, clean)]
+    assert f"'{tops[0]}' against" in lines[0]
+    for line in lines[2:4]:
+        assert cells(line) == pytest.approx([0, 0], abs=1e-3)
+    assert sum(abs(x) for line in lines[4:6] for x in cells(line)) > 0.1
+
+
+def test_heads_are_scored_on_a_text_or_on_random_tokens(capfd, numbers, letters):
+    lines = inspect(capfd, numbers, "--instrument=heads")
+    assert [line.split()[0] for line in lines[2:-1]] == [
+        f"layer_{i}/{kind}" for kind in ("induction", "previous") for i in range(2)
+    ]
+    assert all(0 <= x <= 1 for line in lines[2:-1] for x in cells(line))
+    assert inspect(capfd, letters, "--instrument=heads", "--prompt=abab")[0] == "the attention of heads:"
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ([], "--prompt: --instrument=lens needs a text"),
+        (["--prompt=1 2", "--instrument=patching"], "--against: --instrument=patching needs a second text"),
+        (["--prompt=1 2", "--against=2"], "--against: --instrument=lens compares no texts"),
+        (["--prompt=1 2", "--site=input"], "--site: --instrument=lens replaces nothing"),
+        (["--prompt=1 x"], "--prompt: '1 x' is not a list of integers"),
+        (["--prompt=1 2", "--picture=x.txt"], "--picture: x.txt; expected a name that ends in .png"),
+        (["--prompt=1 2 3", "--against=1 2 3", "--instrument=attribution"], "--against: the model continues"),
+        (["--prompt=1 2 3", "--instrument=heads"], "induction: no token of the text occurs before"),
+        (
+            ["--prompt=1 2", "--against=1 2 3", "--instrument=patching"],
+            "the texts have 2 and 3 tokens; expected the same number",
+        ),
+    ],
+)
+def test_a_wrong_flag_is_one_line(capfd, numbers, flags, why):
+    capfd.readouterr()
+    assert launch.main([f"--workdir={numbers}", "--mode=inspect", *flags]) == 2
+    out, error = capfd.readouterr()
+    assert out == "" and error.startswith(f"error: {why}") and error.count("\n") == 1
+
+
+def test_an_encoder_and_a_long_text_are_refused(capfd, letters, tmp_path):
+    length = load(letters)[0].config.model.max_length
+    assert launch.main([f"--workdir={letters}", "--mode=inspect", f"--prompt={'a' * length}"]) == 2
+    assert f"--prompt: {length + 1:,} tokens; the model reads {length:,}" in capfd.readouterr().err
+    source = runs.write_corpus(tmp_path / "corpus")
+    made = ["--config=configs/bert.py:tiny", f"--config.data.source={source}", f"--workdir={tmp_path}/bert"]
+    assert launch.main(made) == 0
+    assert launch.main([f"--workdir={tmp_path}/bert", "--mode=inspect", "--prompt=alpha"]) == 2
+    assert "a run of masked_lm has no decoder that continues a text" in capfd.readouterr().err
+
+
+def test_scores_and_completions_of_a_run_are_edited(letters):
+    """`experiment.score` and `experiment.predict`, by the logits of the whole model."""
+    run, params = load(letters)
+    model = run.experiment.model = unrolled(run.experiment.model)
+    edit, bos = zero("blocks/0/attention/output/input", heads=0), run.experiment.data.tokenizer.bos_id
+    pair = ("alpha", " beta")
+
+    def score() -> float:
+        return next(iter(run.experiment.score(params, [pair]))).log_likelihood
+
+    before = score()
+    with Interventions(edit):
+        edited = score()
+    tokens = [bos, *b"alpha beta"]
+    logits_tv = logits(model, params, np.array([tokens]), edit)[0]
+    chosen = [jax.nn.log_softmax(logits_tv[t - 1])[tokens[t]] for t in range(6, len(tokens))]
+    assert edited == pytest.approx(float(sum(chosen)), abs=1e-4) and not math.isclose(edited, before)
+    assert score() == before
