@@ -12,8 +12,14 @@ MIXERS = "transformer/layers/mixers"
 
 EDITS = {
     f"{MIXERS}/chunked_state.py": (
-        f"{EQUATIONS} {PARTS} {LONG}",
+        f"tests/layers/test_triangular_systems.py {EQUATIONS} {PARTS} {LONG}",
         {
+            "added_below_the_diagonal": ("below_nhh = -product(", "below_nhh = product("),
+            "halves_in_another_order": (
+                "inverse_nhh[::2], inverse_nhh[1::2]",
+                "inverse_nhh[1::2], inverse_nhh[::2]",
+            ),
+            "what_is_on_the_diagonal_counts": ("jnp.tril(triangle_ts, -1), (0", "jnp.tril(triangle_ts), (0"),
             "documents_are_one": (
                 "chunks(positions_bt == 0), axis=2",
                 "0 * chunks(positions_bt == 0), axis=2",
