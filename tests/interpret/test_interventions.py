@@ -243,3 +243,12 @@ def test_layers_of_a_loop_are_refused(rng):
         model.apply({"params": params}, tokens_bt)
     with Interventions(zero("blocks/0")):
         unrolled(model).apply({"params": params}, tokens_bt)
+
+
+def test_tokens_behind_the_values_keep_their_own(rng):
+    model, params, tokens_bt = make(rng)
+    values = np.ones((1, 3, 16), np.float32)
+    found_btv = logits(model, params, tokens_bt, patch("blocks/2", values))
+    expected_btv = logits(model, params, tokens_bt)
+    np.testing.assert_array_equal(found_btv[:, 3:], expected_btv[:, 3:])
+    assert not np.isclose(found_btv[:, :3], expected_btv[:, :3]).all(axis=-1).any()
