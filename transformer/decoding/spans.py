@@ -49,8 +49,8 @@ def best_spans(
     for i in map(int, np.argsort(-scores, kind="stable")):
         if len(best) == n or scores[i] == -np.inf:
             break
-        start, length = divmod(i, scores_cm.shape[1])
-        ends = (-1, -1) if i == scores_cm.size else (start, start + length)
-        span = Span(*ends, float(p[i]))
+        first, further = divmod(i, scores_cm.shape[1])
+        none = i == scores_cm.size
+        span = Span(-1 if none else first, -1 if none else first + further, float(p[i]))
         best.setdefault(text(span), span)
     return [*best.values()]

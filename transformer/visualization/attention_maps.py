@@ -189,7 +189,7 @@ def draw_grid(
     axes.set_xlabel("")
     for row, column in np.ndindex(values_rc.shape) if texts else ():
         color = "white" if abs(values_rc[row, column]) > 0.6 * most else "black"
-        label = axes.text(column + 0.5, row + 0.5, _visible((texts or ())[row][column])[:SHORT], color=color)
+        label = axes.text(column + 0.5, row + 0.5, visible((texts or ())[row][column])[:SHORT], color=color)
         label.set(ha="center", va="center", fontsize=_size(cell) * 0.7)
         without_formulas([label])
     _save(figure, picture, path)
