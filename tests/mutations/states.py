@@ -45,8 +45,6 @@ EDITS = {
             ),
             "what_is_read_is_added": ("[value_sv, -u_tv]", "[value_sv, u_tv]"),
             "keys_swapped": ("keys, value_sv = [k_tk, remove_tk],", "keys, value_sv = [remove_tk, k_tk],"),
-            "first_tokens_only": ("if len(triangle_ts) == 1:", "if len(triangle_ts) >= 1:"),
-            "a_diagonal": ("lower=True, unit_diagonal=True", "lower=True, unit_diagonal=False"),
             "one_decay_too_many": (
                 "jnp.tri(len(log_decay_tk), k=-1, dtype=bool)[..., None]",
                 "jnp.tri(len(log_decay_tk), k=0, dtype=bool)[..., None]",
