@@ -204,7 +204,7 @@ def test_a_map_shows_what_is_asked_for_or_the_first_words(capfd, bpe, words, tmp
 
 
 WRONG = {
-    "": "--mode=analyze: nothing is asked; give at least one of --words, --neighbours, --analogy, --analog",
+    "": "--mode=analyze: nothing is asked; give at least one of --tokens, --words, --neighbours, --analogy",
     "--words=alpha": "--words: 'alpha' alone; give several, or --neighbours=alpha",
     "--words=,": "--words: ','; expected comma-separated words",
     "--words=alpha,alpa": "--words: 'alpa' is not one of the ",
@@ -218,7 +218,7 @@ WRONG = {
     "--words=alpha,beta --map=map.png": "--map: 2 vectors; expected at least 3",
     "--words=beta --contexts=beta": "--contexts: a run of word_embedding has no contextual vectors",
     "--neighbors=alpha": "--neighbors=alpha: no such flag; did you mean --neighbours?",
-    "--prompt=alpha --words=a,b": "--prompt: only --mode=predict and score take it",
+    "--prompt=alpha --words=a,b": "--prompt: only --mode=predict, score, embed and inspect take it",
 }
 
 

@@ -187,7 +187,8 @@ def test_two_processes_start_together(tmp_path):
 
 KIND = """
 import tokenizers
-from transformer.data.tokenization.tokenizer_kinds import TokenizerKind, UNKNOWN
+from transformer.data.tokenization.token_names import UNKNOWN
+from transformer.data.tokenization.tokenizer_kinds import TokenizerKind
 
 MOST = {most}
 

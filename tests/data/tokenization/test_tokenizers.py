@@ -13,7 +13,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from tests.data.documents import TEXT, TOKENIZERS, tokenizer
 from transformer.data.cache import token_cache
 from transformer.data.tokenization import token_bytes, tokenizer_kinds
-from transformer.data.tokenization.tokenizer_kinds import END
+from transformer.data.tokenization.token_names import END
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-END = "<|endoftext|>"
-"""The token that ends every document."""
-
-UNKNOWN = "\ufffd"
-"""Unicode's replacement character, for unknown characters."""
+from transformer.data.tokenization.token_names import END, UNKNOWN
 
 MAX_WORD_BYTES = 1024
 """Bytes of the longest word when BPE is trained, which takes the square of them; longer words are cut."""

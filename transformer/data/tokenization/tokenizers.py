@@ -14,8 +14,9 @@ from tokenizers import models
 
 from transformer.data.cache.disk_cache import digest
 from transformer.data.tokenization.closed_vocabulary import ClosedVocabulary
+from transformer.data.tokenization.token_names import END, UNKNOWN
 from transformer.data.tokenization.tokenizer_formats import other_format
-from transformer.data.tokenization.tokenizer_kinds import END, TOKENIZERS, UNKNOWN, train_normalized
+from transformer.data.tokenization.tokenizer_kinds import TOKENIZERS, train_normalized
 from transformer.data.tokenization.tokenizer_settings import (
     KEPT,
     ROLES,
