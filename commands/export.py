@@ -126,7 +126,7 @@ def write_model(
     else:
         values = _tokenizer(part, opened.experiment, values, family.paired) | {"vocab_size": vocab_size}
     if family.heads:
-        write_modules(part, model, max(config.data.query_length, config.data.passage_length))
+        write_modules(part, model, config.data.longest)
     write_tensors(part, outputs, int(shard_gb * 1e9))
     write_json(part / CONFIG, values, indent=2)
     if generation := generation_of(config, opened.experiment.data.tokenizer, values):

@@ -229,6 +229,10 @@ class Contrastive(Experiment):
         return [f"{len(rows):,} training pairs" + (f", {negatives} hard negatives each" if negatives else "")]
 
 
+LACKED = {"parametrization": "standard", "lora_rank": 0, "head_dropout": 0.0}
+"""Key of `image` -> its only value: the image tower has no muP, no LoRA and no head."""
+
+
 @dataclass(frozen=True)
 class ImageTextConfig(RunConfig):
     """The config of a run of two towers: `model` reads texts, `image` images."""
@@ -242,10 +246,9 @@ class ImageTextConfig(RunConfig):
         super().__post_init__()
         if (length := self.data.passage_length) > (most := self.model.max_length):
             raise UserError(f"data.passage_length: {length} is longer than model.max_length {most}")
-        if self.image.parametrization != "standard" or self.image.lora_rank:
-            raise UserError(
-                "image: parametrization, lora_rank; expected 'standard', 0: the image tower has none"
-            )
+        for key, expected in LACKED.items():
+            if (value := getattr(self.image, key)) != expected:
+                raise UserError(f"image.{key}: {value!r}; expected {expected!r}: the image tower has none")
         try:
             self.image.length(self.data.image_size)
         except UserError as error:

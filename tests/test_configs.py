@@ -15,6 +15,7 @@ import launch
 from commands.table import BESIDE
 from configs import attention, base
 from experiments import EXPERIMENTS, find_experiment
+from experiments.contrastive import LACKED
 from tests import runs
 from transformer.conditions import FieldOf
 from transformer.config import (
@@ -420,7 +421,7 @@ def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd,
     answer = capfd.readouterr().out
     restates = values["experiment"] == "diffusion_lm"  # the whole text, with its masks filled in
     assert answer and answer.startswith(prompt) == (continues or restates)
-    if "generate" in values:  # which has keys for sampling too
+    if "temperature" in values.get("generate", values.get("sample", {})):  # of keys that draw
         assert launch.main([*run, *flags, "--temperature=0.5"]) == 0, capfd.readouterr().err
     fields = {(cls, field.name) for cls in classes for field in dataclasses.fields(cls)}
     with_others = {"profile_from": "train.profile_steps", "initialize_strict": "initialize_from"}
@@ -430,6 +431,9 @@ def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd,
     fields = {(cls, name) for cls, name in fields if name not in with_others or with_others[name] in switches}
     # Inherited, and refused with the reason when they are given.
     refused = {"SkipGramDataConfig.sources", "EncoderDecoderConfig.value_embeddings"}
+    if name == "image_text":
+        refused |= {f"VisionConfig.{key}" for key in LACKED}
+        refused.add("VisionConfig.kernel")  # read where a mixer is built, as that of `model` is
     assert {f"{cls.__name__}.{name}" for cls, name in fields - read - idle - of_mixer} <= refused
 
 
@@ -454,8 +458,8 @@ def recorded(monkeypatch, classes) -> set:
 
 
 def suggested_flags(said: str) -> list[str]:
-    """The flags of the command for `--mode=predict` that the last lines of a training suggest: what a prompt
-    is (a text, a word, the path of an image) the experiment knows best."""
+    """The flags of the command for `--mode=predict`, of embedders `--mode=embed`, that the last lines of a
+    training suggest: what a prompt is (a text, a word, the path of an image) the experiment knows best."""
     words = shlex.split(said.rpartition("Next, for example:")[2])
-    start = words.index("--mode=predict")
+    (start,) = (i for i, word in enumerate(words) if word in ("--mode=predict", "--mode=embed"))
     return words[start : words.index("python", start)]

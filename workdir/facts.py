@@ -71,7 +71,7 @@ def _next(run: Run, folder: RunFolder) -> Mapping[str, str]:
     commands = {"Measure it": command(folder, "--mode=evaluate")}
     experiment: Any = run.experiment
     try:
-        commands["Use it"] = command(folder, "--mode=predict", *experiment.example_flags())
+        commands["Use it"] = command(folder, f"--mode={experiment.example_mode}", *experiment.example_flags())
     except Exception:
         return commands  # the example needs data that are gone
     return commands

@@ -88,9 +88,8 @@ class Embedder:
     @property
     def _most(self) -> int:
         """The most tokens of a text."""
-        c, model = self.experiment.config, self.experiment.config.model
-        lengths = (c.data.query_length, c.data.passage_length) if isinstance(model, EmbedderConfig) else ()
-        return max(lengths, default=model.max_length)
+        c = self.experiment.config
+        return c.data.longest if isinstance(c.model, EmbedderConfig) else c.model.max_length
 
     def _tokens(self, text: str) -> np.ndarray:
         data, most = self.experiment.data, self._most

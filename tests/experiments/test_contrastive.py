@@ -256,7 +256,8 @@ def test_similarity_and_classes_without_training(tmp_path, pairs, rng):
             "data.vocab_size: 9; bpe needs at least 257",
         ),
         (IMAGES, {"image.patch_size": "3"}, "image.patch_size: 3 does not divide data.image_size 8"),
-        (IMAGES, {"image.lora_rank": "2"}, "the image tower has none"),
+        (IMAGES, {"image.lora_rank": "2"}, "image.lora_rank: 2; expected 0: the image tower has none"),
+        (IMAGES, {"image.head_dropout": "0.1"}, "image.head_dropout: 0.1; expected 0.0: the image tower"),
     ],
 )
 def test_a_mistake_in_the_config_is_one_line(config, changes, message):

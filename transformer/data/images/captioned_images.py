@@ -32,6 +32,11 @@ class CaptionedDataConfig(ImageDataConfig):
 
     checks: ClassVar = {**ImageDataConfig.checks, "tokenizer": check_size, "vocab_size": check_size}
 
+    @property
+    def longest(self) -> int:
+        """The most tokens of a text."""
+        return self.passage_length
+
 
 class CaptionedData(ImageData):
     """The images and texts of a config.

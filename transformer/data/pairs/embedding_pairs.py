@@ -33,6 +33,11 @@ class EmbeddingDataConfig(CorpusConfig):
     query_length: Length = 64  # most tokens of a query, [CLS] and [SEP] among them; longer ones are truncated
     passage_length: Length = 128  # most tokens of a passage
 
+    @property
+    def longest(self) -> int:
+        """The most tokens of any text."""
+        return max(self.query_length, self.passage_length)
+
 
 class EmbeddingData(PackedCorpus):
     """The pairs of a config, whose sides share a vocabulary; raises as `Corpus`."""
