@@ -110,7 +110,7 @@ def inspect(experiment: Any, params: "Params", flags: argparse.Namespace) -> Tab
 
     if not isinstance(experiment.model, Decoder) or isinstance(experiment.model, EncoderDecoder):
         name = experiment.config.experiment
-        raise UserError(f"--mode=inspect: a run of {name} has no decoder that continues a text")
+        raise UserError(f"--mode=inspect: {name}; expected a run whose decoder continues a text")
     return INSTRUMENTS[flags.instrument](experiment, params, flags)
 
 

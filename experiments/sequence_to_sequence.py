@@ -19,7 +19,7 @@ from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.beam import shorten, translate
 from transformer.decoding.completion import ContextWindow, TextGenerator, cut
 from transformer.decoding.stepper import Stepper
-from transformer.decoding.suppressed import begun, suppressed
+from transformer.decoding.suppressed import suppressed, with_first_token
 from transformer.devices import on_host
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap
@@ -124,7 +124,7 @@ class SequenceToSequence(TextObjective):
         """Sources, references and generated targets of some validation pairs, and the attention maps of the
         first one's translation."""
         suppressed(None, self.config.generate.suppress, self.data.tokenizer.targets)  # or refused
-        begun(None, self.config.generate.first, self.data.tokenizer.targets)
+        with_first_token(None, self.config.generate.first, self.data.tokenizer.targets)
         self._pairs = list(itertools.islice(self.data.texts("validation"), SAMPLE_PAIRS))
         return super().hooks(folder)
 
@@ -172,7 +172,7 @@ class SequenceToSequence(TextObjective):
         bos_id, cache = self.data.tokenizer.bos_id, self.config.generate.cache
         stepper = self.model.stepper(self.reduced(params), bos_id, cache)
         c, tokenizer = self.config.generate, self.data.tokenizer.targets
-        return begun(suppressed(stepper, c.suppress, tokenizer), c.first, tokenizer)
+        return with_first_token(suppressed(stepper, c.suppress, tokenizer), c.first, tokenizer)
 
     def problem(self, text: str) -> str:
         """Why a source cannot be answered: it is too long, with `data.too_long` "refuse"."""

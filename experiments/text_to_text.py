@@ -12,7 +12,7 @@ from transformer.data.pairs.pair_packing import JoinedPairs, PackedPairs
 from transformer.data.pairs.text_pairs import PairDataConfig
 from transformer.decoding.beam import shorten
 from transformer.decoding.stepper import Stepper
-from transformer.decoding.suppressed import begun, suppressed
+from transformer.decoding.suppressed import suppressed, with_first_token
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap, attention_weights, token_names
 from transformer.evaluation.scoring import Row
@@ -98,7 +98,7 @@ class TextToText(SequenceToSequence):
         """The model behind the `Stepper` protocol of decoding."""
         stepper = DecoderStepper.of(self.model, self.reduced(params), self.config.generate.cache)
         c, tokenizer = self.config.generate, self.data.tokenizer.targets
-        return begun(suppressed(stepper, c.suppress, tokenizer), c.first, tokenizer)
+        return with_first_token(suppressed(stepper, c.suppress, tokenizer), c.first, tokenizer)
 
     def attention(self, params: Params, source: str, layer: int = -1) -> AttentionMap:
         """The attention weights (h, t, s) of a layer (-1: the last) for the t tokens of the best target over

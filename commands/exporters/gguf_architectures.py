@@ -80,7 +80,8 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def gemma_problem(every: int) -> Callable[[Values], str]:
-    """A check of a Gemma, of which one layer of `every` has no window in llama.cpp."""
+    """A function of config.json that returns why llama.cpp cannot run a Gemma, or "". There the last of
+    `every` layers in turn has no window."""
 
     def problem(values: Values) -> str:
         types, scalar = values["layer_types"], values["query_pre_attn_scalar"]
@@ -95,7 +96,7 @@ def gemma_problem(every: int) -> Callable[[Values], str]:
 
 
 def gemma2_problem(values: Values) -> str:
-    """A problem of keys that llama.cpp lacks: scores or logits without a cap."""
+    """Returns why llama.cpp cannot run a Gemma 2, or "": scores or logits without a cap."""
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if values[key] is None:
             return f"{key}: None; expected a number, as llama.cpp caps them always"
@@ -105,7 +106,7 @@ def gemma2_problem(values: Values) -> str:
 
 
 def gemma3_problem(values: Values) -> str:
-    """A problem of keys that llama.cpp lacks: scaled positions, but `linear` ones without a window."""
+    """Returns why llama.cpp cannot run a Gemma 3, or "": positions that are scaled, but for `linear`."""
     for kind, rope in values["rope_parameters"].items():
         if rope.get("rope_type", "default") not in ({FULL: ("default", "linear")}.get(kind, ("default",))):
             return f"rope_parameters: {kind}: {rope['rope_type']!r}; expected 'default', or of full 'linear'"
@@ -113,14 +114,14 @@ def gemma3_problem(values: Values) -> str:
 
 
 def bert_problem(values: Values) -> str:
-    """A problem of keys that llama.cpp lacks: another activation than GELU, which it approximates."""
+    """Returns why llama.cpp cannot run a BERT, or "": another activation than GELU, which it approximates."""
     if values["hidden_act"] not in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
         return f"hidden_act: {values['hidden_act']!r}; expected 'gelu' or 'gelu_new'"
     return ""
 
 
 def modernbert_problem(values: Values) -> str:
-    """A problem of keys that llama.cpp lacks: biases, and windows in other layers."""
+    """Returns why llama.cpp cannot run a ModernBERT, or "": biases, and windows in other layers."""
     types = values["layer_types"]
     if values["norm_bias"]:
         return "norm_bias: True; expected False"

@@ -19,7 +19,7 @@ def fields(experiment: Any, vocab_size: int) -> list[tuple[str, Any]]:
     """`add_...` of the writer and its values, of the tokenizer of a run.
 
     Raises:
-      UserError: the format has no name for such a tokenizer.
+      UserError: the format does not name such a tokenizer.
     """
     tokenizer, special_tokens = experiment.data.tokenizer, experiment.data.special_tokens
     content = json.loads(tokenizer.content)

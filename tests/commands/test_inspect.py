@@ -122,7 +122,7 @@ def test_an_encoder_and_a_long_text_are_refused(capfd, letters, tmp_path):
     made = ["--config=configs/bert.py:tiny", f"--config.data.source={source}", f"--workdir={tmp_path}/bert"]
     assert launch.main(made) == 0
     assert launch.main([f"--workdir={tmp_path}/bert", "--mode=inspect", "--prompt=alpha"]) == 2
-    assert "a run of masked_lm has no decoder that continues a text" in capfd.readouterr().err
+    assert "masked_lm; expected a run whose decoder continues a text" in capfd.readouterr().err
 
 
 def test_scores_and_completions_of_a_run_are_edited(letters):

@@ -11,7 +11,7 @@ from tests.decoding.toy import Chain
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding import generation
 from transformer.decoding.beam import beam_search
-from transformer.decoding.suppressed import begun, suppressed
+from transformer.decoding.suppressed import suppressed, with_first_token
 from transformer.errors import UserError
 
 VOCAB, NEVER = 262, ("c", "d", "a")
@@ -52,11 +52,11 @@ def test_texts_begin_with_a_token_of_probability_1(rng):
     chain = Chain(jnp.asarray(rng.normal(size=(VOCAB, VOCAB)), jnp.float32))
     prompts, lengths = jnp.asarray([[5, 6], [7, 0]]), jnp.asarray([2, 1])
     options = {"beam_size": 3, "max_new_tokens": 9, "length_penalty": 0.0, "eos_id": 3}
-    found = beam_search(begun(chain, "c", tokenizer), prompts, lengths, **options)
+    found = beam_search(with_first_token(chain, "c", tokenizer), prompts, lengths, **options)
     rest = beam_search(chain, jnp.full((2, 1), first), jnp.ones(2, int), **options | {"max_new_tokens": 8})
     np.testing.assert_array_equal(np.asarray(found[0])[..., 0], first)
     np.testing.assert_array_equal(np.asarray(found[0])[..., 1:9], np.asarray(rest[0])[..., :8])
     np.testing.assert_allclose(found[2], rest[2], rtol=1e-5)
-    assert begun(chain, "", tokenizer) is chain
+    assert with_first_token(chain, "", tokenizer) is chain
     with pytest.raises(UserError, match=r"generate.first: '<s>'; the tokenizer has no such token"):
-        begun(None, "<s>", tokenizer)
+        with_first_token(None, "<s>", tokenizer)

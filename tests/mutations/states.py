@@ -19,7 +19,6 @@ EDITS = {
                 "inverse_nhh[::2], inverse_nhh[1::2]",
                 "inverse_nhh[1::2], inverse_nhh[::2]",
             ),
-            "what_is_on_the_diagonal_counts": ("jnp.tril(triangle_ts, -1), (0", "jnp.tril(triangle_ts), (0"),
             "documents_are_one": (
                 "chunks(positions_bt == 0), axis=2",
                 "0 * chunks(positions_bt == 0), axis=2",

@@ -48,7 +48,7 @@ class SuppressedStepper:
 
 
 @struct.dataclass
-class BegunStepper(SuppressedStepper):
+class FirstTokenStepper(SuppressedStepper):
     """A stepper of whose first logits all are -inf but those of `tokens`: with one token each text begins
     with it, and its log-probability is 0."""
 
@@ -61,7 +61,7 @@ class BegunStepper(SuppressedStepper):
         return jnp.full_like(logits_bv, -jnp.inf).at[:, chosen].set(logits_bv[:, chosen]), cache
 
 
-def begun(stepper: Any, name: str, tokenizer: Any) -> Any:
+def with_first_token(stepper: Any, name: str, tokenizer: Any) -> Any:
     """The stepper whose texts begin with the token of this name; itself if it is "".
 
     Raises:
@@ -69,7 +69,7 @@ def begun(stepper: Any, name: str, tokenizer: Any) -> Any:
     """
     if name and tokenizer.find(name) is None:
         raise UserError(f"generate.first: {name!r}; the tokenizer has no such token")
-    return BegunStepper(stepper, (tokenizer.find(name),)) if name else stepper
+    return FirstTokenStepper(stepper, (tokenizer.find(name),)) if name else stepper
 
 
 def suppressed(stepper: Any, names: Sequence[str], tokenizer: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 import launch
 from tests.interop import pairs, parity
 from tests.interop.test_encoder_runs import byte_pairs
-from transformer.data.pairs.text_pairs import BegunTexts, begun
+from transformer.data.pairs.text_pairs import PrefixedTexts, prefixed
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop.families.bart import BART
@@ -143,8 +143,8 @@ def test_summaries_begin_as_there_are_trained_on_and_go_back(tmp_path, capfd):
 
 
 def test_texts_begin_with_a_token_unless_they_are_empty():
-    cache = begun(
-        BegunTexts(np.array([9, 5, 6, 8, 9, 8]), np.array([0, 1, 2, 0, 0, 0]), np.array([0, 4, 6])), [7]
+    cache = prefixed(
+        PrefixedTexts(np.array([9, 5, 6, 8, 9, 8]), np.array([0, 1, 2, 0, 0, 0]), np.array([0, 4, 6])), [7]
     )
     assert cache.tokens.tolist() == [9, 7, 5, 6, 8, 9, 8]
     assert cache.num_bytes.tolist() == [0, 0, 1, 2, 0, 0, 0] and cache.offsets.tolist() == [0, 5, 7]

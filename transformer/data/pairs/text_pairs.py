@@ -59,7 +59,7 @@ class PairDataConfig(CorpusConfig):
 
 
 @dataclass(frozen=True)
-class BegunTexts:
+class PrefixedTexts:
     """The texts of a `TokenCache` with one token more before each."""
 
     tokens: np.ndarray
@@ -67,12 +67,12 @@ class BegunTexts:
     offsets: np.ndarray
 
 
-def begun(cache: Any, first_tokens: Sequence[int]) -> BegunTexts:
+def prefixed(cache: Any, first_tokens: Sequence[int]) -> PrefixedTexts:
     """The texts of a cache, in memory, with the token `first_tokens` after their start; empty ones stay."""
     there_n = np.diff(cache.offsets) > 2
     places, offsets = cache.offsets[:-1][there_n] + 1, cache.offsets + np.append(0, np.cumsum(there_n))
     tokens = np.insert(cache.tokens, places, first_tokens[0])
-    return BegunTexts(tokens, np.insert(cache.num_bytes, places, 0), offsets)
+    return PrefixedTexts(tokens, np.insert(cache.num_bytes, places, 0), offsets)
 
 
 class PairData(PackedCorpus):
@@ -138,7 +138,7 @@ class PairData(PackedCorpus):
     def _packed(self, split: str, caches: Sequence[Any], sides: Sequence[Any] = (), seed: int = 0) -> Any:
         """The rows of a split; `sides` are the tokens of sources and targets, by default `caches`."""
         c = self.config
-        sides = [begun(side, self.first_tokens) for side in sides or caches] if c.first_token else sides
+        sides = [prefixed(side, self.first_tokens) for side in sides or caches] if c.first_token else sides
         with key_in_errors("too_long"):
             rows = self._packing(*sides or caches, c.source_length, c.target_length, c.too_long, seed=seed)
         of_both = isinstance(rows, JoinedPairs) and rows.loss_on == "all"

@@ -119,12 +119,12 @@ def _solve(triangle_ts: jax.Array, right_tk: jax.Array) -> jax.Array:
     """
     t = len(triangle_ts)
     size, half = 1 << (t - 1).bit_length(), 1
-    lower_ts = jnp.pad(jnp.tril(triangle_ts, -1), (0, size - t))
+    whole_ts = jnp.pad(triangle_ts, (0, size - t))
     product = functools.partial(jnp.matmul, precision="highest")
     inverse_nhh = jnp.ones((size, 1, 1), right_tk.dtype)
     while half < size:
         n = size // (2 * half)
-        blocks = jnp.diagonal(lower_ts.reshape(n, 2 * half, n, 2 * half), axis1=0, axis2=2)
+        blocks = jnp.diagonal(whole_ts.reshape(n, 2 * half, n, 2 * half), axis1=0, axis2=2)
         below_nhh = jnp.moveaxis(blocks, -1, 0)[:, half:, :half]
         first, second = inverse_nhh[::2], inverse_nhh[1::2]
         below_nhh = -product(product(second, below_nhh), first)
