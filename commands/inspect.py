@@ -143,6 +143,7 @@ def _attribution(experiment: Any, params: "Params", flags: argparse.Namespace) -
     values_rc = np.zeros((len(rows), len(columns)))
     for (row, _, column), amount in zip(split, amounts.values(), strict=True):
         values_rc[rows.index(row), columns.index(column)] = amount
+    values_rc[:, columns.index("whole")] = values_rc.sum(axis=1)  # of attention, the sum of its heads
     ours, theirs = _names(experiment, [answer, rival])
     title = f"what adds up to {sum(amounts.values()):.3f}, the logit of {ours!r} less that of {theirs!r}"
     return Table(title, values_rc, rows, columns)

@@ -92,6 +92,7 @@ EDITS = {
     "commands/inspect.py": (
         "tests/commands/test_inspect.py",
         {
+            "attention_is_nothing": ("values_rc.sum(axis=1)", "values_rc[:, 0]"),
             "other_texts_are_ignored": ("if flags.against is not None:", "if False:"),
             "the_third_answer": (
                 "answer, rival = ranked(tokens_1t)[:2]",
