@@ -12,6 +12,8 @@ EDITS = {
             "single_words": ("(count + self._words - 2) // self._words", "-(-count // self._words)"),
             "the_end_is_lost": ('(source + "".join(words[end:])).strip()', "source.strip()"),
             "same_identity": ('"spans", rule)', '"spans")'),
+            "texts_of_another_field": ('"field": text}', '"field": "text"}'),
+            "any_fields": ('or "target" not in options.asked', ""),
         },
     ),
     "transformer/data/sources/options.py": (

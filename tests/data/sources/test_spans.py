@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from transformer.data.sources import open_source
-from transformer.data.sources.derived.span_corruption import PRESETS, Denoiser
+from transformer.data.sources.derived.span_corruption import PRESETS, SIDES, Denoiser
 from transformer.errors import UserError
 
 MARK = re.compile(r" ?<extra_id_(\d+)>")
@@ -114,3 +114,29 @@ def test_other_arguments_are_refused(name, message):
         opened(name)
     with pytest.raises(UserError, match="no field 'text'; fields there: source, target"):
         opened("spans:stdlib", field="text")
+
+
+def test_texts_are_read_from_the_field_that_is_asked_for(tmp_path):
+    """In place of `source`; the target is left out of the same texts."""
+    file = tmp_path / "articles.jsonl"
+    file.write_text("".join(f'{{"article": "a b c d e f {i}", "text": "x y {i}"}}\n' for i in range(20)))
+    fields = ("article", "target")
+    source, target = (
+        open_source(f"spans:jsonl:{file}", "train", field=field, fields=fields, divide=False)
+        for field in fields
+    )
+    default = open_source(f"spans:jsonl:{file}", "train", field="source", fields=SIDES, divide=False)
+    assert restored({"source": source.text(3), "target": target.text(3)}) == [
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+        "f",
+        "3",
+    ]
+    assert restored(default[3]) == ["x", "y", "3"]
+    assert source.identity == target.identity != default.identity
+    for others in (("article", "summary"), ("article",), ("article", "text", "target")):
+        with pytest.raises(UserError, match="fields there: source, target"):
+            open_source(f"spans:jsonl:{file}", "train", field="article", fields=others)

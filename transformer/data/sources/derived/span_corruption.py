@@ -65,7 +65,8 @@ class Spans(Source):
 
     `spans:ul2:SOURCE`, `spans:prefix:SOURCE` and `spans:0.5,8:SOURCE` choose the `Denoiser`s, and `,100`
     before the second colon another number of words. Which words are left out of a record is drawn once: it
-    depends on its number and the denoisers. Splits are those of SOURCE.
+    depends on its number and the denoisers. Splits are those of SOURCE. Its texts are in the field `text`, or
+    in the one that is asked for in place of `source`.
 
     Raises:
       UserError: the argument is of another form, or as SOURCE.
@@ -81,12 +82,14 @@ class Spans(Source):
         self._words = int(words or WORDS)
         if not inner or self._words < 2 or any(not 0 < part.share < 1 for part in self._denoisers):
             raise UserError(f"spans:{argument}: {FORM}")
-        if options.field not in SIDES:
-            raise UserError(f"spans:{argument}: no field {options.field!r}; fields there: source, target")
-        keys: Any = {"divide": options.divide, "document": options.document}
+        text, *others = [name for name in options.asked if name not in SIDES] or ["text"]
+        if others or options.field not in options.asked or "target" not in options.asked:
+            unknown = others[0] if others else options.field
+            raise UserError(f"spans:{argument}: no field {unknown!r}; fields there: source, target")
+        keys: Any = {"divide": options.divide, "document": options.document, "field": text}
         self._inner = options.open_other(inner, split, cache_dir=options.folder, **keys)
         self.field, self.name, self.is_files = (
-            options.field,
+            options.field if options.field in SIDES else "source",
             f"spans:{argument} ({split})",
             self._inner.is_files,
         )
