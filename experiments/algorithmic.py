@@ -24,8 +24,7 @@ from transformer.models.decoder import DecoderConfig
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Params
 from transformer.training.hooks import Hook
-from transformer.training.losses.logits_memory import Part
-from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
+from transformer.training.losses.token_losses import LossConfig, loss_of_states, token_losses, token_weights
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
 from transformer.visualization.attention_maps import draw_attention
@@ -96,21 +95,19 @@ class Algorithmic(Experiment):
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, nats per predicted token; `answer_loss`, nats per answer; `accuracy`, the share of answers
         that are most probable."""
-        logits_btv, sown = self.model.apply(
-            {"params": params}, batch["tokens"], train=train, rngs={"dropout": rng}, mutable="terms"
+        apply = functools.partial(self.model.apply, {"params": params})
+        x_btd, sown = apply(
+            batch["tokens"], train=train, rngs={"dropout": rng}, method="hidden", mutable="terms"
         )
-
-        def unembed(logits_btv: jax.Array, part: Part | None = None) -> jax.Array:
-            return part(logits_btv, 2) if part else logits_btv
-
-        terms = functools.partial(token_losses, unembed, vocab_size=self.model.vocab_size)
-        answers = {**batch, "weights": batch["weights"] * batch["answers"]}
-        reported = terms(jax.lax.stop_gradient(logits_btv), answers, LossConfig(), train=False)
-        right_bt = jnp.argmax(logits_btv, axis=-1) == batch["targets"]
+        unembed, loss = functools.partial(apply, method="unembed"), self.config.loss
+        vocab_size, targets_bt = self.model.vocab_size, batch["targets"]
+        nll_bt, *_ = loss_of_states(unembed, x_btd, targets_bt, loss, vocab_size)
+        right_bt = jnp.argmax(unembed(x_btd), axis=-1) == targets_bt
+        answers_bt = batch["weights"] * batch["answers"]
         return {
-            **terms(logits_btv, batch, self.config.loss, train=train, sown=sown),
-            "answer_loss": reported["loss"],
-            "accuracy": Sum.of(right_bt, answers["weights"]),
+            **token_losses(unembed, x_btd, batch, loss, vocab_size, train, sown),
+            "answer_loss": Sum.of(jax.lax.stop_gradient(nll_bt), answers_bt),
+            "accuracy": Sum.of(right_bt, answers_bt),
         }
 
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:

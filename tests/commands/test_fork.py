@@ -322,7 +322,7 @@ REFUSED = {
     "--to={stable}/..": "exists and is not a fork",
     "--to=": "--to: which new folder?",
     "--config=configs/lm.py": "--config: only --mode=train, config",
-    "--config.train.stepz=9": "config.train.stepz: unknown key; did you mean --config.train.steps=9?",
+    "--config.train.stepz=9": "config.train.stepz: unknown key; did you mean --config.train.steps=9 or ",
     "--config.train.steps=4": "config.train.steps: 4; a fork of step 4 needs more",
     "--config.model.d_ff=32": "parameters of another model: blocks/feed_forward/down/kernel is float32[1, 64",
     "--config.data.tokenizer=characters": "'characters', but a fork has the tokenizer of",

@@ -92,6 +92,7 @@ def test_both_forms_are_the_same_function(rng, monkeypatch, memory):
             if memory:
                 cache = module.empty_cache(2, 9)
                 first = inputs | {"positions_bt": inputs["positions_bt"][:, :memory], "cache": cache}
+                first |= {"key_positions_bs": inputs["positions_bt"]}
                 _, cache = module.apply({"params": params}, x[:, :memory], **first)
                 places = jnp.broadcast_to(jnp.arange(memory, 9), (2, 9 - memory))
                 mask = Mask(query_indices_bt=places, causal=True)
