@@ -14,6 +14,7 @@ EXPERIMENTS: dict[str, str | type] = {
     "chat": "experiments.chat:Chat",
     "dpo": "experiments.dpo:PreferenceOptimization",
     "grpo": "experiments.policy.grpo:PolicyOptimization",
+    "distillation": "experiments.policy.distillation:Distillation",
     "word_embedding": "experiments.word_embedding:WordEmbedding",
     "masked_lm": "experiments.masked_lm:MaskedLanguageModeling",
     "electra": "experiments.denoising.electra:ReplacedTokenDetection",

@@ -46,9 +46,9 @@ class Experiment(Objective, ABC):
     whole_batch = False
     # Names of parameters that `initialize_from` may leave newly initialised.
     heads: tuple[str, ...] = ()
-    # Opens the `transformer.training.checkpoints.initialize.Origin` that `initialize_from` names; None: the
-    # checkpoint of the run of that name.
-    origin: Callable[[], Any] | None = None
+    # Opens the `transformer.training.checkpoints.initialize.Origin` that a value of `initialize_from` names;
+    # None: the checkpoint of the run of that name.
+    origin: Callable[[str], Any] | None = None
     # `measures(norms, attention)` is a flax method interceptor that sows measurements of the layers as terms
     # of `loss`, with a method `finished(name, value)` (see `transformer.layers.measures.Measures`).
     measures: Callable[[bool, bool], Any] | None = None

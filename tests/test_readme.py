@@ -57,7 +57,8 @@ def test_a_command_names_flags_files_and_keys_that_exist(command):
 
 def test_keys_and_files_that_the_page_names_exist():
     names = ("lm", "translation", "vision", "classification", "finetune_chat", "dpo", "bert", "electra")
-    names += ("diffusion_lm", "studies/search/functions", "studies/search/digits", "studies/rl/grpo_problems")
+    names += ("diffusion_lm", "studies/search/functions", "studies/search/digits")
+    names += ("studies/rl/grpo_problems", "studies/rl/distillation")
     configs = (read_config(f"configs/{name}.py") for name in names)
     groups = "model|data|loss|optimizer|train|parallel|sample|generate"
     known = {f"{name}.{key}" for each in configs for name in groups.split("|") for key in each.get(name, {})}

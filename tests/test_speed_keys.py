@@ -56,6 +56,7 @@ STUDIES = {
     "studies/search/functions": {"model.num_heads": 2},
     "studies/search/digits": {"model.num_heads": 2},
     "studies/rl/grpo_problems": {},
+    "studies/rl/distillation": {},
     "diffusion_lm": {"model.num_heads": 2},
     "electra": {"model.num_heads": 2, "generator.share": 1.0},
 }

@@ -216,7 +216,7 @@ def open_run(folder: RunFolder, config: Any, devices: Sequence[jax.Device] | Non
     if source:
         stored = with_tokenizer(stored, source, None if steps_of(folder) else inheritance.find_hub(source))
     experiment = find_experiment(config.experiment)(config, **stored)
-    experiment.origin = functools.partial(inheritance.find_origin, source)
+    experiment.origin = inheritance.find_origin
     return Run(experiment, config, folder.path, devices=devices, **more)
 
 

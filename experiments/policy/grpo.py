@@ -2,7 +2,6 @@
 group."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -86,13 +85,9 @@ class PolicyConfig(ChatConfig):
 
 
 class PromptData(ChatData):
-    """The prompts of a config, the messages of records before their last answer; raises as `Corpus`.
+    """The prompts of a config, the messages of records before their last answer; raises as `Corpus`."""
 
-    `reference_identity`, if it is given, says which model the reference is.
-    """
-
-    rollout: RolloutConfig
-    reference_identity: Callable[[], str] | None = None
+    rollout: Any
 
     def rows(self, split: str) -> PromptRows:
         """The tokenised prompts of a split; `too_long` says what becomes of those that leave no room for an
@@ -122,11 +117,6 @@ class PromptData(ChatData):
     def blank(self) -> HostBatch:
         """A row of padding, stacked, for its shapes; no data are read."""
         return blank_rows(1, self.config.sequence_length)
-
-    def contents(self) -> dict[str, dict[str, Any]]:
-        """As for `Corpus`, and the reference model."""
-        reference = self.reference_identity
-        return super().contents() | ({"reference": {"model": reference()}} if reference else {})
 
 
 class PolicyOptimization(Chat):

@@ -63,24 +63,14 @@ class RolloutStep:
         """The rows of this process with answers, and what is measured of them. With several processes all
         must call this, and all score all answers."""
         e, r = self.experiment, self.experiment.config.rollout
-        rows = {name: on_host(x).copy() for name, x in batch.items()}
-        rng = jax.random.fold_in(jax.random.key(e.config.seed), state.step)
-        rngs_b = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(len(rows["records"])))
-        room, ends = r.max_new_tokens, jnp.array(e.ends, jnp.int32)
-        prompts_bt = batch["tokens"][:, : e.config.data.sequence_length + 1 - room]
-        options: Any = {"room": room, "ends": ends, "temperature": r.temperature}
-        drawn = draw_answers(e.stepper(state.params), prompts_bt, batch["lengths"], rngs_b, **options)
-        answers: Any = Drawn(*map(on_host, drawn))  # type: ignore[arg-type]
+        rows, answers = drawn_rows(e, state, batch)
         rewards_pn = np.array([*self._rewards(rows, answers)]).reshape(-1, r.samples)
         estimator, counts_b = ESTIMATORS[e.config.loss.estimator], answers.counts_b
-        values = estimator(rewards_pn, counts_b.reshape(-1, r.samples), room)
+        values = estimator(rewards_pn, counts_b.reshape(-1, r.samples), r.max_new_tokens)
         rows["advantages"], weights_b, rows["normalizers"] = (
             x.reshape(-1).astype(np.float32) for x in values
         )
-        for i, (n, length) in enumerate(zip(counts_b, rows["lengths"], strict=True)):
-            here = np.s_[i, length - 1 : length - 1 + n]
-            fill(rows, i, [*rows["tokens"][i, :length], *answers.tokens_bn[i, :n]])
-            rows["weights"][here], rows["sampled"][here] = weights_b[i], answers.log_p_bn[i, :n]
+        rows["weights"] *= weights_b[:, None]
         local = rows_here(len(weights_b))
         placed = self.run.put({name: x[local] for name, x in rows.items()})
         trained_bt = np.asarray(self._log_p(state.params, placed))
@@ -106,6 +96,25 @@ class RolloutStep:
             ids = ids[:-1] if ids[-1] in e.ends else ids
             text = e.data.tokenizer.decode_after(rows["tokens"][i, : lengths_b[i]].tolist(), ids)
             yield reward_of(e.config.rollout.reward, self.source, int(record), text)
+
+
+def drawn_rows(experiment: Any, state: State, batch: Batch) -> tuple[HostBatch, Any]:
+    """The rows of a batch of prompts with answers that the parameters of the state draw, `weights` 1 at their
+    tokens, and the answers (`Drawn`), all on the host: a function of the parameters and (seed, step, row)."""
+    e, r = experiment, experiment.config.rollout
+    rows = {name: on_host(x).copy() for name, x in batch.items()}
+    rng = jax.random.fold_in(jax.random.key(e.config.seed), state.step)
+    rngs_b = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(len(rows["records"])))
+    room, ends = r.max_new_tokens, jnp.array(e.ends, jnp.int32)
+    prompts_bt = batch["tokens"][:, : e.config.data.sequence_length + 1 - room]
+    options: Any = {"room": room, "ends": ends, "temperature": r.temperature}
+    drawn = draw_answers(e.stepper(state.params), prompts_bt, batch["lengths"], rngs_b, **options)
+    answers: Any = Drawn(*map(on_host, drawn))  # type: ignore[arg-type]
+    for i, (n, length) in enumerate(zip(answers.counts_b, rows["lengths"], strict=True)):
+        here = np.s_[i, length - 1 : length - 1 + n]
+        fill(rows, i, [*rows["tokens"][i, :length], *answers.tokens_bn[i, :n]])
+        rows["weights"][here], rows["sampled"][here] = 1.0, answers.log_p_bn[i, :n]
+    return rows, answers
 
 
 def is_blank(rollout: Batch) -> bool:

@@ -1,6 +1,49 @@
 """Mutations of `experiments/policy`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "experiments/policy/divergences.py": (
+        "tests/experiments/test_divergences.py",
+        {
+            "no_weights": ("jnp.exp(log_p) * (log_p - log_q)", "(log_p - log_q)"),
+            "turned": ("    return kl(log_q, log_p)", "    return kl(log_p, log_q)"),
+            "even": ("return beta * kl(log_q, log_m) + (1 - beta)", "return 0.5 * kl(log_q, log_m) + 0.5"),
+            "other_mean": (
+                "log_q + jnp.log(beta), log_p + jnp.log1p(-beta)",
+                "log_p + jnp.log(beta), log_q + jnp.log1p(-beta)",
+            ),
+        },
+    ),
+    "experiments/policy/distillation.py": (
+        "tests/test_distillation_run.py",
+        {
+            "no_temperature": (
+                "logits_btv.astype(jnp.float32) / c.temperature)",
+                "logits_btv.astype(jnp.float32))",
+            ),
+            "no_square": ("c.temperature**2 * loss_bt", "c.temperature * loss_bt"),
+            "any_tokenizer": (
+                "if tokenizer.content != (own := self.data.tokenizer).content:",
+                "if (own := self.data.tokenizer) is None:",
+            ),
+            "any_length": (
+                "(most := theirs.model.max_length) < (length",
+                "(most := theirs.model.max_length) < 0 * (length",
+            ),
+            "late_errors": ("            _ = self.teacher  #", "            pass  #"),
+            "a_teacher_that_may_change": (
+                "        if config.teacher:\n",
+                "        if not config.teacher:\n",
+            ),
+        },
+    ),
+    "experiments/policy/taught_step.py": (
+        "tests/test_distillation_run.py",
+        {
+            "never_drawn": ("< e.config.rollout.share", "< 0 * e.config.rollout.share"),
+            "always_drawn": ("        if drawn:\n", "        if True:\n"),
+            "prompts_too": ("= learned[1:]", "= 1"),
+        },
+    ),
     "experiments/policy/estimators.py": (
         "tests/experiments/test_estimators.py",
         {

@@ -44,7 +44,7 @@ class Objective(Protocol):
     model: Any
     whole_batch: bool
     heads: tuple[str, ...]
-    origin: Callable[[], Any] | None
+    origin: Callable[[str], Any] | None
     measures: Callable[[bool, bool], Any] | None
     around: Callable[[Any, Any], Any] | None
     weights: tuple[str, ...]

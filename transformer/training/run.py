@@ -188,8 +188,8 @@ class Run:
         c = self.config
         may_be_new = self.experiment.heads if c.initialize_strict else None
         labels = self.experiment.data.kept().get("labels")
-        find = self.experiment.origin or functools.partial(Checkpoint.named, c.initialize_from)
-        origin = self.experiment.converted(find())
+        find = self.experiment.origin or Checkpoint.named
+        origin = self.experiment.converted(find(c.initialize_from))
         return WarmStart.plan(origin, self.abstract.params, may_be_new, labels, c)
 
     def checkpoints(self, write: bool) -> Checkpoints:

@@ -147,9 +147,13 @@ def padding_rows(b: int, t: int) -> dict[str, np.ndarray]:
 
 
 class ChatData(PackedCorpus):
-    """The conversations of a config; raises as `Corpus`."""
+    """The conversations of a config; raises as `Corpus`.
+
+    `reference_identity`, if it is set, says which model the reference or the teacher is.
+    """
 
     config: Any
+    reference_identity: Callable[[], str] | None = None
     fields_of: Sequence[str] = ("messages_field",)
     source_class: type[Dialogues] = Conversations
     lines = "jsonl"
@@ -214,6 +218,11 @@ class ChatData(PackedCorpus):
         chat = self.chat
         with key_in_errors(self.key(split)):
             return Sequences.of(self.source(split), chat, self.folder)
+
+    def contents(self) -> dict[str, dict[str, Any]]:
+        """As for `Corpus`, and the reference model."""
+        reference = self.reference_identity
+        return super().contents() | ({"reference": {"model": reference()}} if reference else {})
 
     def blank(self) -> dict[str, np.ndarray]:
         """A row of padding, stacked, for its shapes; no data are read."""

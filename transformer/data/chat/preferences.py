@@ -73,7 +73,6 @@ class PreferenceData(ChatData):
     fields_of = ("prompt_field", "chosen_field", "rejected_field")
     source_class = Preferences
     reference: Callable[[str], np.ndarray] | None = None
-    reference_identity: Callable[[], str] | None = None
 
     def open(self, split: str, field: str, **options: Any) -> Source:
         """As for `Corpus`; records are split by the prompt, or by what is before the first answer."""
@@ -108,13 +107,6 @@ class PreferenceData(ChatData):
         bounds_n3 = np.stack([sequences.offsets[i : len(sequences) + i : 2] for i in range(3)], axis=1)
         alike = [(a, b, c) for a, b, c in bounds_n3 if b - a == c - b]
         return sum(np.array_equal(sequences.tokens[a:b], sequences.tokens[b:c]) for a, b, c in alike)
-
-    def contents(self) -> dict[str, dict[str, Any]]:
-        """As for `Corpus`, and the reference model."""
-        contents = super().contents()
-        return contents | (
-            {"reference": {"model": self.reference_identity()}} if self.reference_identity else {}
-        )
 
     def blank(self) -> dict[str, np.ndarray]:
         """A row of padding, stacked, for its shapes; no data are read."""
