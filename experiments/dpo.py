@@ -3,14 +3,14 @@
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from experiments.chat import Chat, ChatConfig
-from transformer.config import PositiveFloat, to_values
+from transformer.config import NonnegativeFloat, OneOf, PositiveFloat, to_values
 from transformer.data.cache.disk_cache import build_once, digest, is_made, load_array
 from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig, PreferenceRows
 from transformer.data.tokenization.tokenizers import Tokenizer
@@ -29,6 +29,9 @@ class PreferenceLossConfig(LogitsConfig):
     """The loss of each pair."""
 
     beta: PositiveFloat = 0.1  # how much a difference from the reference counts
+    # dpo; dpo_norm: of log-likelihoods per token; simpo: per token, without a reference
+    kind: Annotated[str, OneOf(("dpo", "dpo_norm", "simpo"))] = "dpo"
+    gamma: NonnegativeFloat = 0.0  # the margin m that is asked for: -log sigmoid(m - gamma)
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,10 @@ class PreferenceOptimization(Chat):
     answer y_w and the worse one y_l to x; p is the model and q the reference, the model as training starts:
     with `initialize_from` that run's, before any adapters of this one. Its part is computed once and cached,
     and with `train.until.window` once for each window: the reference attends to what the model attends to.
+    With `loss.kind` "dpo_norm" log-likelihoods are divided by the tokens of their answer; with "simpo" too,
+    and q is left out: m = beta (log p(y_w | x) / |y_w| - log p(y_l | x) / |y_l|).
 
-    Source: Rafailov et al. 2023 (DPO), equation 7.
+    Source: Rafailov et al. 2023 (DPO), equation 7; Meng et al. 2024 (SimPO), equation 6.
     """
 
     Config = PreferenceConfig
@@ -55,9 +60,10 @@ class PreferenceOptimization(Chat):
 
     def __init__(self, config: PreferenceConfig, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(config, tokenizer)
-        # Once for each split: later calls, of one process alone, wait for no others.
-        self.data.reference = functools.cache(self.reference)
-        self.data.reference_identity = lambda: self._identity
+        if config.loss.kind != "simpo":
+            # Once for each split: later calls, of one process alone, wait for no others.
+            self.data.reference = functools.cache(self.reference)
+            self.data.reference_identity = lambda: self._identity
 
     def data_lines(self) -> list[str]:
         """As for conversations, and how many pairs teach nothing."""
@@ -69,13 +75,17 @@ class PreferenceOptimization(Chat):
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, nats per pair; `accuracy`, the share of m > 0; `margin`, the mean of m; `chosen` and
         `rejected`, its two terms."""
+        c = self.config.loss
         log_p_bk2 = self._log_likelihoods(params, batch, train=train, rngs={"dropout": rng})
-        reward_bk2 = self.config.loss.beta * (log_p_bk2 - batch["reference"])
+        # That of SimPO is 0 (see `PreferenceRows`).
+        reward_bk2 = c.beta * (log_p_bk2 - batch["reference"])
+        if c.kind != "dpo":
+            reward_bk2 /= jnp.maximum(self._by_answer(batch["answers"], batch), 1.0)
         margin_bk, weights_bk = reward_bk2[..., 0] - reward_bk2[..., 1], batch["weights"]
         terms = {"accuracy": margin_bk > 0, "margin": margin_bk}
         terms |= {"chosen": reward_bk2[..., 0], "rejected": reward_bk2[..., 1]}
         reports = {name: Sum.of(value, weights_bk) for name, value in jax.lax.stop_gradient(terms).items()}
-        return {"loss": Sum.of(-jax.nn.log_sigmoid(margin_bk), weights_bk)} | reports
+        return {"loss": Sum.of(-jax.nn.log_sigmoid(margin_bk - c.gamma), weights_bk)} | reports
 
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
         """The number of pairs."""
@@ -83,7 +93,7 @@ class PreferenceOptimization(Chat):
 
     def staged(self, rows: PreferenceRows) -> PreferenceRows:
         """The rows with the log-likelihoods by the reference as the stage changes it."""
-        return rows.referring_to(self.data.reference("train"))
+        return rows.referring_to(self.data.reference("train")) if self.data.reference else rows
 
     def _log_likelihoods(self, params: Params, batch: Batch, **options: Any) -> jax.Array:
         """log p of both answers of each pair, (b, k, 2) float32: sums over their tokens."""
@@ -91,9 +101,13 @@ class PreferenceOptimization(Chat):
         unembed = functools.partial(self.model.apply, {"params": params}, method="unembed")
         vocab_size = self.model.vocab_size
         nll_bt, *_ = loss_of_states(unembed, x_btd, batch["targets"], self.config.loss, vocab_size)
-        (b, k, _), segments_bt = batch["reference"].shape, batch["segments"]
+        return self._by_answer(-nll_bt * batch["answers"], batch)
+
+    def _by_answer(self, values_bt: jax.Array, batch: Batch) -> jax.Array:
+        """The sums of values over both answers of each pair, (b, k, 2)."""
+        b, k, _ = batch["reference"].shape
         add = functools.partial(jax.ops.segment_sum, num_segments=2 * k + 1)
-        return jax.vmap(add)(-nll_bt * batch["answers"], segments_bt)[:, 1:].reshape(b, k, 2)
+        return jax.vmap(add)(values_bt, batch["segments"])[:, 1:].reshape(b, k, 2)
 
     def reference(self, split: str) -> np.ndarray:
         """The log-likelihoods (n, 2) by the reference of both answers of the records of a split. With several

@@ -130,6 +130,25 @@ def test_the_loss_and_its_gradient_are_those_of_equation_7_also_in_microbatches(
         assert float(optax.tree.norm(errors) / optax.tree.norm(expected)) < 1e-3
 
 
+@pytest.mark.thorough(but=1)
+@pytest.mark.parametrize("kind", ["simpo", "dpo_norm"])
+def test_normalised_losses_divide_by_the_tokens_of_each_answer(kind, tuned, source):
+    """By brute force; the margin gamma is asked for, and SimPO has no reference."""
+    _, experiment = dpo(tuned, source, f"loss.kind={kind}", "loss.gamma=0.4", "loss.beta=1.5")
+    start = jax.device_get(opening.load(tuned)[1])
+    params, of_all, data = moved(start), alone(experiment), experiment.data
+    log_p, log_q = of_all(params)[0], of_all(start)[0]
+    talks = [talk for i in range(len(data.source("train"))) for talk in data.source("train").conversations(i)]
+    counts = np.array([data.chat.encode(talk, last_only=True)[1].sum() for talk in talks]).reshape(-1, 2)
+    assert (counts[:, 0] != counts[:, 1]).any()
+    margins = 1.5 * ((log_p - (0 if kind == "simpo" else log_q)) / counts) @ [1.0, -1.0]
+    batch = data.rows("train").batch(np.arange(len(data.rows("train"))))
+    terms = jax.jit(lambda p: experiment.loss(p, batch, jax.random.key(0), True))(params)
+    assert float(terms["loss"].mean) == pytest.approx(np.log1p(np.exp(0.4 - margins)).mean(), abs=2e-5)
+    assert float(terms["margin"].mean) == pytest.approx(margins.mean(), abs=2e-5)
+    assert ("reference" in data.contents()) == (kind != "simpo") == bool(batch["reference"].any())
+
+
 @pytest.mark.thorough
 def test_the_reference_is_the_model_as_training_begins_on_any_mesh_and_with_adapters(tuned, source):
     plain = dpo(tuned, source)[1].reference("train")
