@@ -71,9 +71,13 @@ class Chat(LanguageModeling):
     def data_lines(self) -> list[str]:
         """The number of records, and the share of padding."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
-        return [
-            f"{rows.records:,} training records in {len(rows):,} rows, {rows.padding:.1%} of them padding"
-        ]
+        line = f"{rows.records:,} training records in {len(rows):,} rows, {rows.padding:.1%} of them padding"
+        own, examples = len({*rows.sequences.records.tolist()}), len(rows.sequences) // rows.per_record
+        rewritten = (
+            f"the template rewrites earlier messages: {own:,} conversations are {examples:,} records, "
+            "each answer after the messages as they are written before it"
+        )
+        return [line, rewritten] if examples > own else [line]
 
     def example_flags(self) -> list[str]:
         """The first question of the validation split."""

@@ -199,6 +199,57 @@ def test_a_template_is_kept_with_the_tokenizer(tokenizer, tmp_path):
     assert data(f"{tmp_path}/own.jinja").chat.template.source == CHATML
 
 
+REWRITING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] | trim }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A template in the manner of Qwen3, which drops the reasoning of earlier answers."""
+
+
+def test_where_a_template_rewrites_earlier_answers_each_is_learned_as_it_is_written(tokenizer, tmp_path):
+    """As many examples as answers to learn, each after the prompt that prediction would have."""
+    chat, end = ChatTokens(tokenizer, ChatTemplate(REWRITING)), tokenizer.backend.token_to_id("<|im_end|>")
+    talk = [
+        message
+        for n in range(3)
+        for message in (
+            {"role": "user", "content": f"question {n}"},
+            {"role": "assistant", "content": f"<think>why {n}</think> answer {n}"},
+        )
+    ]
+    talk[3]["weight"] = 0
+    for last_only in (False, True):
+        found = [*chat.examples(talk, last_only)]
+        assert len(found) == (1 if last_only else 2)
+        for (ids, marks), i in zip(found, [5] if last_only else [1, 5], strict=True):
+            prompt = chat.prompt(talk[:i])
+            assert ids[: len(prompt)].tolist() == prompt and not marks[: len(prompt)].any()
+            assert marks[len(prompt) :].all() and ids[-1] == end
+            assert tokenizer.decode(ids[len(prompt) : -1].tolist()) == talk[i]["content"]
+            assert ("why" in tokenizer.decode(prompt)) is False
+    with pytest.raises(UserError, match="writes earlier messages otherwise"):
+        chat.encode(talk)
+    plain = ChatTokens(tokenizer, ChatTemplate())
+    ((ids, marks),) = plain.examples(talk)
+    assert ids.tolist() == plain.encode(talk)[0].tolist() and marks.sum() == plain.encode(talk)[1].sum()
+    file, template = tmp_path / "a.jsonl", tmp_path / "t.jinja"
+    file.write_text("".join(json.dumps({"messages": talk[: 2 * n]}) + "\n" for n in (1, 3, 1)))
+    template.write_text(REWRITING)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    keys = {
+        "source": f"jsonl:{file}",
+        "tokenizer": str(tmp_path / "tokenizer.json"),
+        "template": str(template),
+    }
+    data = ChatData(ChatDataConfig(**keys, validation_source=f"jsonl:{file}", sequence_length=400))
+    sequences, rows = data.sequences("train"), data.rows("train")
+    assert sequences.records.tolist() == [0, 1, 1, 2] and rows.records == 4
+    numbers = np.concatenate(rows.documents(np.arange(len(rows))))
+    assert sorted(numbers.tolist()) == [0, 1, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("source", "why"),
     [

@@ -11,7 +11,8 @@ import numpy as np
 from transformer.config import Place, Positive
 from transformer.data.cache.disk_cache import digest
 from transformer.data.chat.chat_template import UNREAD, ChatTemplate
-from transformer.data.chat.dialogues import ChatTokens, Conversations, Dialogues, Openings, Sequences
+from transformer.data.chat.dialogues import ChatTokens, Conversations, Dialogues, Openings
+from transformer.data.chat.sequences import Sequences
 from transformer.data.corpus import CorpusConfig, key_in_errors
 from transformer.data.loader import DataLoader, Rows
 from transformer.data.packed_corpus import PackedCorpus
@@ -82,7 +83,10 @@ class PackedSequences(Rows):
         if too_long == "refuse" and long_n.any():
             first = int(np.flatnonzero(long_n)[0])
             size = f"{lengths_ne[first].max() + 1} tokens; data.sequence_length is {sequence_length}"
-            raise UserError(f"{place(first)} has {size}" + (f" for {answers} answers" if answers > 1 else ""))
+            raise UserError(
+                f"{place(int(sequences.records[first * answers]))} has {size}"
+                + (f" for {answers} answers" if answers > 1 else "")
+            )
         nothing_n = (sequences.firsts.reshape(-1, answers) > most).any(axis=1)
         left_out_n = nothing_n | long_n if too_long == "skip" else nothing_n
         self._kept, self._seed = np.flatnonzero(~left_out_n), seed
@@ -128,7 +132,9 @@ class PackedSequences(Rows):
 
     def documents(self, rows: np.ndarray) -> list[np.ndarray]:
         """For each of these rows, the numbers from 0 of the records of its segments, `per_record` each."""
-        return [np.repeat(self._rows[row] if row >= 0 else np.zeros(0, int), self.per_record) for row in rows]
+        records_n = self.sequences.records[:: self.per_record]
+        of_rows = [self._rows[row] if row >= 0 else np.zeros(0, int) for row in rows]
+        return [np.repeat(records_n[numbers], self.per_record) for numbers in of_rows]
 
     def _placed(self, row: int) -> Iterator[tuple[int, int, int, int]]:
         """Segment (1, 2, ...), number, start and end of each sequence of a row."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformer.data.chat.template_process import RENDERER, View, additions
+from transformer.data.chat.template_process import RENDERER, REWRITES, View, additions
 from transformer.data.sources.base import check_text
 from transformer.data.tokenization.tokenizer_settings import SETTINGS, TEMPLATE, chat_template_in
 from transformer.data.tokenization.tokenizers import Tokenizer
@@ -34,6 +34,10 @@ PLAIN = (
 
 ABSENT = {"tools": None, "documents": None}
 """Variables that templates ask for and no conversation has here; they test it with `is not none`."""
+
+
+class RewrittenError(UserError):
+    """A template that writes earlier messages otherwise when others follow."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,18 @@ class ChatTemplate:
         files = [tokenizer.folder / name for name in (TEMPLATE, SETTINGS)] if tokenizer.folder else []
         return cls(tokenizer.chat_template, file=next((str(file) for file in files if file.is_file()), ""))
 
-    def pieces(self, messages: Sequence[Message], answering: bool = False) -> list[tuple[str, bool]]:
+    def pieces(
+        self, messages: Sequence[Message], answering: bool = False, last: bool = False
+    ) -> list[tuple[str, bool]]:
         """The conversation up to its last answer, with `answering` up to the beginning of the next one:
         (text, whether it is an answer to learn with what ends it).
 
-        Answer i is what the messages up to i add to those before it and the beginning of an answer.
+        Answer i is what the messages up to i add to those before it and the beginning of an answer. With
+        `last` all before the last answer, or with `answering` before the next one, is one piece.
 
         Raises:
-          UserError: the template refuses the messages, or writes earlier ones otherwise when others follow.
+          RewrittenError: the template writes earlier messages otherwise when others follow.
+          UserError: the template refuses the messages.
         """
         views = [
             view
@@ -88,6 +96,7 @@ class ChatTemplate:
             if message["role"] == "assistant"
             for view in ((i, True), (i + 1, False))
         ]
+        views = ([] if answering else views[-2:]) if last else views
         views += [(len(messages), True)] if answering else []
         return [
             (text, not opens and messages[count - 1].get("weight") != 0)
@@ -104,7 +113,8 @@ class ChatTemplate:
         if "line" in reply:
             raise UserError(f"line {reply['line']} of {self._name}: {reply['fault']}")
         if "fault" in reply:
-            raise UserError(f"{self._name} {reply['fault']}")
+            kind = RewrittenError if reply["fault"] == REWRITES else UserError
+            raise kind(f"{self._name} {reply['fault']}")
         return reply["added"]
 
     @property

@@ -2,20 +2,16 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
-from tqdm import tqdm
 
-from transformer.data.cache.disk_cache import build_once, digest, map_arrays
-from transformer.data.cache.token_cache import BAR
-from transformer.data.chat.chat_template import ChatTemplate, Message, check_messages
+from transformer.data.cache.disk_cache import digest
+from transformer.data.chat.chat_template import ChatTemplate, Message, RewrittenError, check_messages
 from transformer.data.sources import Source
 from transformer.data.sources.joined_fields import JoinedFields
 from transformer.data.sources.options import before_answer
@@ -196,7 +192,7 @@ class ChatTokens:
         self._check(messages)
         ids: list[int] = []
         marks: list[bool] = []
-        for new, is_answer in self._pieces(messages):
+        for new, is_answer in self._pieces(messages, last_only=last_only):
             stop = len(new) - new[::-1].index(self.end_id) if is_answer and self.end_id in new else len(new)
             ids += new
             marks += [is_answer and i < stop for i in range(len(new))]
@@ -213,8 +209,23 @@ class ChatTokens:
         self._check(messages)
         return [i for new, _ in self._pieces(messages, answering=True) for i in new]
 
+    def examples(
+        self, messages: Sequence[Message], last_only: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The conversation as `encode` has it; where the template writes earlier messages otherwise when
+        others follow, once for each answer to learn, after the messages before it as they are written then.
+        Raises as `encode`."""
+        try:
+            if not last_only:
+                list(self.template.pieces(messages))
+        except RewrittenError:
+            learned = [i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0]
+            yield from (self.encode(messages[: i + 1], last_only=True) for i in learned)
+        else:
+            yield self.encode(messages, last_only)
+
     def _pieces(
-        self, messages: Sequence[Message], answering: bool = False
+        self, messages: Sequence[Message], answering: bool = False, last_only: bool = False
     ) -> Iterator[tuple[list[int], bool]]:
         """The tokens that each piece of the template adds to the one before it, or of a piece alone where a
         token would span both: so a prompt has the tokens that training has before its answer.
@@ -222,10 +233,18 @@ class ChatTokens:
         SentencePiece starts a text with a space, but not what continues one.
         """
         before = ""
-        for text, is_answer in self.template.pieces(messages, answering):
+        for text, is_answer in self._texts(messages, answering, last_only):
             head, joined = self.read(before), self.read(before + text)
             yield joined[len(head) :] if joined[: len(head)] == head else self.read(text), is_answer
             before = text or before
+
+    def _texts(self, messages: Sequence[Message], answering: bool, last_only: bool) -> list[tuple[str, bool]]:
+        try:
+            return self.template.pieces(messages, answering)
+        except RewrittenError:
+            if not (answering or last_only):
+                raise
+            return self.template.pieces(messages, answering, last=True)
 
     def _check(self, messages: Sequence[Message]) -> None:
         for number, message in enumerate(messages, 1):
@@ -238,53 +257,3 @@ class ChatTokens:
     def read(self, text: str) -> list[int]:
         """The tokens of a text in which names of special tokens are these."""
         return self._backend.encode(text, add_special_tokens=False).ids
-
-
-class Sequences:
-    """Tokenised conversations in memory-mapped files, made once.
-
-    Sequence i is tokens[offsets[i] : offsets[i + 1]]; `answers` is 1 for tokens to learn, and `firsts` has
-    the index of the first of them in each sequence.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.identity = folder.name
-        arrays = map_arrays(folder)
-        self.tokens, self.answers = arrays["tokens"], arrays["answers"]
-        self.offsets, self.firsts = arrays["offsets"], arrays["firsts"]
-
-    def __len__(self) -> int:
-        return len(self.firsts)
-
-    @classmethod
-    def of(cls, source: Dialogues, tokens: ChatTokens, data_folder: Path) -> "Sequences":
-        """Opens the cache of a source, or makes it: the conversations of its records, in order.
-
-        Raises:
-          UserError: there is no record, or one is not valid; the message names its place.
-        """
-        key = digest(3, source.identity, tokens.identity)
-        return cls(build_once(data_folder / "dialogues" / key, functools.partial(_write, source, tokens)))
-
-
-def _write(source: Dialogues, tokens: ChatTokens, folder: Path) -> None:
-    offsets, firsts = [0], []
-    with open(folder / "tokens.uint32", "wb") as ids, open(folder / "answers.uint8", "wb") as marks:
-        for ids_m, answers_m in _encoded(source, tokens):
-            ids.write(ids_m.astype(np.uint32).tobytes())
-            marks.write(answers_m.astype(np.uint8).tobytes())
-            offsets.append(offsets[-1] + len(ids_m))
-            firsts.append(int(answers_m.argmax()))
-    np.array(offsets).tofile(folder / "offsets.int64")
-    np.array(firsts).tofile(folder / "firsts.int64")
-
-
-def _encoded(source: Dialogues, tokens: ChatTokens) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    if not len(source):
-        raise UserError(f"{source.name}: no conversation; give more, or data.validation_source")
-    for index in tqdm(range(len(source)), f"tokenising {source.name}", unit=" records", **BAR):
-        for messages in source.conversations(index):
-            try:
-                yield tokens.encode(messages, source.last_only)
-            except UserError as error:
-                raise UserError(f"{source.place(index)}: {error}") from None

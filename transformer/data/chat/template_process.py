@@ -42,6 +42,9 @@ NUMBER = 1 << 20
 OUT_OF_MEMORY = 12
 """The exit code of the process when it needs more than `MEMORY`."""
 
+REWRITES = "writes earlier messages otherwise when others follow"
+"""The fault of a template whose later text does not begin with an earlier one."""
+
 View = Sequence[Any]
 """(number of the first messages that are written, whether the beginning of an answer follows)"""
 
@@ -123,7 +126,7 @@ def additions(
             view = {"messages": messages[:count], "add_generation_prompt": answering}
             text = _render(_compile(source), {**values, **view}, longest)
             if not text.startswith(before):
-                raise Fault("writes earlier messages otherwise when others follow")
+                raise Fault(REWRITES)
             added.append(text[len(before) :])
             before = text
     except Fault as error:
