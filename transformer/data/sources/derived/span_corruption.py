@@ -82,10 +82,10 @@ class Spans(Source):
         self._words = int(words or WORDS)
         if not inner or self._words < 2 or any(not 0 < part.share < 1 for part in self._denoisers):
             raise UserError(f"spans:{argument}: {FORM}")
-        text, *others = [name for name in options.asked if name not in SIDES] or ["text"]
-        if others or options.field not in options.asked or "target" not in options.asked:
-            unknown = others[0] if others else options.field
-            raise UserError(f"spans:{argument}: no field {unknown!r}; fields there: source, target")
+        text, *unknown = [name for name in options.asked if name not in SIDES] or ["text"]
+        if unknown or options.field not in options.asked or "target" not in options.asked:
+            field = (*unknown, options.field)[0]
+            raise UserError(f"spans:{argument}: no field {field!r}; fields there: source, target")
         keys: Any = {"divide": options.divide, "document": options.document, "field": text}
         self._inner = options.open_other(inner, split, cache_dir=options.folder, **keys)
         self.field, self.name, self.is_files = (
