@@ -42,7 +42,15 @@ BASES: dict[str, ModelConfig] = {
     "blocks": DecoderConfig(
         **STACK, pattern="blocks", pattern_size=4, position="shaw", feed_forward="swiglu"
     ),
-    "experts": DecoderConfig(**STACK, num_experts=4, position="learned", use_bias=True, norm="layer"),
+    "experts": DecoderConfig(
+        **STACK,
+        num_experts=4,
+        position="learned",
+        use_bias=True,
+        norm="layer",
+        shared_d_ff=8,
+        shared_gate=True,
+    ),
     "biases": DecoderConfig(**STACK, position="t5", scale_logits=True, output_bias=True, sinks=True),
     "added": DecoderConfig(**STACK, position="sinusoidal", position_rms=0.3, embedding_rms=0.7),
     "latent": DecoderConfig(**STACK, mixer="latent", norm_placement="sandwich", scale_embeddings=True),

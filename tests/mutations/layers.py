@@ -166,6 +166,18 @@ EDITS = {
             "experts_not_divided": ('("expert", *self.names)', "(None, *self.names)"),
         },
     ),
+    "transformer/layers/variants/shared_expert.py": (
+        "tests/layers/variants/test_shared_expert.py",
+        {
+            "of_the_width_of_the_others": ("d_ff=self.shared_d_ff, ", ""),
+            "never_gated": ("if self.shared_gate:", "if False:"),
+            "gated_by_its_logit": ("jax.nn.sigmoid(logits_bt1)", "logits_bt1"),
+            "in_place_of_the_others": ("return y_btd + shared_btd", "return 0 * y_btd + shared_btd"),
+            "gate_with_a_bias": ("use_bias=False", "use_bias=True"),
+            "gate_in_float32": (".astype(shared_btd.dtype)", ""),
+            "never_drops": ("train=train)", "train=False)"),
+        },
+    ),
     "transformer/layers/variants/grouped.py": (
         "tests/layers/variants/test_grouped.py tests/layers/variants/test_experts.py",
         {

@@ -105,3 +105,7 @@ class ExpertKeys(StateKeys):
     # an expert's capacity in training: 1 is its mean load; 0: none
     capacity_factor: Annotated[NonnegativeFloat, only("num_experts")] = 0.0
     router_bias: Annotated[bool, only("num_experts")] = False  # a bias of each expert in the router's logits
+    # hidden width of an expert that computes every token; 0: none
+    shared_d_ff: Annotated[Nonnegative, only("num_experts")] = 0
+    # its output times a sigmoid of the token (Qwen-MoE)
+    shared_gate: Annotated[bool, only("shared_d_ff")] = False

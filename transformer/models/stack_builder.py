@@ -73,6 +73,10 @@ def _experts(c: Any, network: Callable[..., Any]) -> Callable[..., Any]:
     from transformer.layers.variants.experts import Experts
 
     sizes = c.num_experts, c.experts_per_token, c.capacity_factor, c.router_bias
+    if c.shared_d_ff:
+        from transformer.layers.variants.shared_expert import SharedExperts
+
+        return functools.partial(SharedExperts, network, *sizes, c.shared_d_ff, c.shared_gate)
     return functools.partial(Experts, network, *sizes)
 
 
