@@ -57,6 +57,30 @@ EDITS = {
             "its_own_decay_after": ("1 - jnp.tri(len(log_decay_tk))", "1 - jnp.tri(len(log_decay_tk), k=-1)"),
         },
     ),
+    f"{MIXERS}/differential.py": (
+        "tests/layers/attention/test_differential.py",
+        {
+            "added": ("first_bthk - share * second_bthk", "first_bthk + share * second_bthk"),
+            "all_layers_as_the_first": ("if mask.layer is None else", "if True else"),
+            "vectors_swapped": (
+                "jnp.exp(a_k @ b_k) - jnp.exp(c_k @ d_k)",
+                "jnp.exp(a_k @ d_k) - jnp.exp(c_k @ b_k)",
+            ),
+            "not_rescaled": ("(1 - start) * normal_bthk", "normal_bthk"),
+            "scaled_by_whole_heads": ("return self.rotary_width**-0.5", "return self.head_dim**-0.5"),
+            "shifted_as_whole_heads": ("k_bsgk = halves(cache", "k_bsgk = (lambda x: x)(cache"),
+            "keys_not_normalised": ("self.key_norm(k_bsgk) if self.qk_norm", "k_bsgk if self.qk_norm"),
+            "queries_not_normalised": ("self.query_norm(q_bthk) if self.qk_norm", "q_bthk if self.qk_norm"),
+            "values_of_one_half": ("[v_bsgk, v_bsgk]", "[v_bsgk, 0 * v_bsgk]"),
+            "products_of_whole_heads": ("return 3 * self.num_heads", "return 2 * self.num_heads"),
+            "draws_as_whole_heads": ("return 2 * self.num_kv_heads", "return self.num_kv_heads"),
+            "odd_heads": ("if self.head_dim % 2:", "if False:"),
+            "positions_of_whole_heads": (
+                "heads_of_width: ClassVar[bool] = False",
+                "heads_of_width: ClassVar[bool] = True",
+            ),
+        },
+    ),
     f"{MIXERS}/state_mixer.py": (
         f"{PAPERS} {EQUATIONS}",
         {

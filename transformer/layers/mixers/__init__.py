@@ -4,6 +4,7 @@ from transformer.layers.attention.attention import Attention, MultiHeadAttention
 from transformer.layers.attention.latent import LatentAttention
 from transformer.layers.mixers.base import Mixer
 from transformer.layers.mixers.delta import DeltaNet
+from transformer.layers.mixers.differential import DifferentialAttention
 from transformer.layers.mixers.gated import GatedAttention
 from transformer.layers.mixers.gated_delta import GatedDeltaNet
 from transformer.layers.mixers.gated_linear import GatedLinear
@@ -17,6 +18,7 @@ from transformer.layers.mixers.state_mixer import StateMixer
 MIXERS: dict[str, type[Mixer]] = {
     "multi_head": MultiHeadAttention,
     "gated": GatedAttention,
+    "differential": DifferentialAttention,
     "latent": LatentAttention,
     "plain": PlainAttention,
     "linear": LinearAttention,
@@ -33,6 +35,7 @@ __all__ = [
     "RWKV7",
     "Attention",
     "DeltaNet",
+    "DifferentialAttention",
     "GatedAttention",
     "GatedDeltaNet",
     "GatedLinear",
