@@ -64,7 +64,7 @@ class AlgorithmicConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        length = self.data.task().length
+        length = self.data.task().longest
         if length > self.model.max_length:
             raise UserError(
                 f"model.max_length: {self.model.max_length}; rows of the task have {length} tokens"

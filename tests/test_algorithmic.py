@@ -13,6 +13,8 @@ from workdir.opening import check_config, read_config
 
 GROKKING = "configs/studies/grokking/grokking.py"
 INDUCTION = "configs/studies/induction_heads/induction_heads.py"
+RECALL = "configs/studies/recall/recall.py"
+TRACKING = "configs/studies/state_tracking/state_tracking.py"
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -22,7 +24,7 @@ def made(config, *overrides):
     return find_experiment(frozen.experiment)(frozen)
 
 
-@pytest.mark.parametrize("config", [GROKKING, INDUCTION])
+@pytest.mark.parametrize("config", [GROKKING, INDUCTION, RECALL, TRACKING])
 def test_the_terms_against_float64(rng, config):
     experiment = made(config)
     params = random_params(rng, experiment.model, jnp.zeros((1, 1), jnp.int32), scale=0.2)
@@ -111,3 +113,9 @@ def test_the_induction_score_is_refused_where_nothing_is_an_answer(tmp_path):
         find_experiment("language_modeling")(frozen).evaluators(lambda x: x)
     with pytest.raises(UserError, match="induction: no layer of the model has attention weights"):
         made(INDUCTION, ("model.mixer", "linear")).evaluators(lambda x: x)
+
+
+def test_rows_that_are_evaluated_must_fit_too():
+    with pytest.raises(UserError, match=r"model.max_length: 7; rows of the task have 8 tokens"):
+        made(TRACKING, ("model.max_length", "7"))
+    assert made(TRACKING, ("model.max_length", "8")).tokens_per_example == 4

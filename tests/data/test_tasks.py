@@ -1,8 +1,10 @@
+import itertools
+
 import numpy as np
 import pytest
 
 from transformer.data.sources.base import SPLITS
-from transformer.data.tasks import TASKS, ModularAddition, Repeats
+from transformer.data.tasks import TASKS, ModularAddition, Recall, Repeats, WordProblem
 from transformer.data.tasks.base import TaskData, make_task
 from transformer.errors import UserError
 
@@ -40,6 +42,50 @@ def test_repeats_are_known_from_the_token_before_them(rng):
     assert periods == {2, 3, 4, 5, 6, 7} and batch["tokens"].max() == 8
 
 
+def test_a_query_asks_for_the_value_behind_the_only_earlier_key(rng):
+    task = Recall(vocab_size=20, length=26, pairs=5)
+    batch = task.batch("train", rng.integers(2**31, size=200))
+    distances, values = [], set()
+    for tokens, targets, queried in zip(batch["tokens"], batch["targets"], batch["answers"], strict=True):
+        for i, token in enumerate(tokens):
+            before = [j for j in range(i) if tokens[j] == token]
+            is_query = token < 10 and i >= 10
+            assert queried[i] == is_query
+            if is_query:
+                assert len(before) == 1 and before[0] < 10 and i % 2 == 0
+                assert targets[i] == tokens[before[0] + 1] >= 10
+                distances.append(i)
+                values.add(int(targets[i]))
+        assert queried.sum() == 5 and len(set(tokens[:10])) == 10
+    np.testing.assert_array_equal(batch["weights"], batch["answers"])
+    assert values == {*range(10, 20)} and {*distances} == {*range(10, 26, 2)}
+    counts = np.bincount(distances)[10::2]
+    assert counts[0] > 1.5 * counts[-1]  # near ones are more frequent
+
+
+@pytest.mark.parametrize("degree", [2, 3, 5])
+def test_answers_of_word_problems_are_products_of_permutations(rng, degree):
+    task, elements = WordProblem(degree, length=4, factor=3), [*itertools.permutations(range(degree))]
+    assert task.longest == 12 and task.vocab_size == len(elements)
+    for split, length, first in (("train", 4, 0), ("validation", 12, 4)):
+        batch = task.batch(split, rng.integers(2**31, size=30))
+        assert batch["tokens"].shape == (30, length)
+        for tokens, targets in zip(batch["tokens"], batch["targets"], strict=True):
+            for i in range(length):
+                points = []
+                for point in range(degree):
+                    for element in reversed(tokens[: i + 1]):
+                        point = elements[element][point]
+                    points.append(point)
+                assert elements[targets[i]] == tuple(points)
+        np.testing.assert_array_equal(batch["answers"], batch["weights"] * (np.arange(length) >= first))
+
+
+def test_parity_counts_the_ones(rng):
+    batch = WordProblem(degree=2).batch("test", rng.integers(2**31, size=8))
+    np.testing.assert_array_equal(batch["targets"], np.cumsum(batch["tokens"], axis=1) % 2)
+
+
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_row_is_a_function_of_its_split_and_index(rng, kind):
     task = TASKS[kind]()
@@ -51,7 +97,8 @@ def test_a_row_is_a_function_of_its_split_and_index(rng, kind):
             np.testing.assert_array_equal(values[1], together[name][i])
             if name in ("weights", "answers"):
                 np.testing.assert_array_equal(values[0], 0)
-    assert (task.batch("validation", rows)["tokens"] != together["tokens"]).any()
+    validation = task.batch("validation", rows)["tokens"][:, : together["tokens"].shape[1]]
+    assert (validation != together["tokens"]).any()
 
 
 class Config:
@@ -85,6 +132,14 @@ def test_training_does_not_end_and_evaluation_has_its_rows():
             "arguments.longest: 65 with shortest 16; expected shortest",
         ),
         ("repeats", {"shortest": 40}, "arguments.longest: 32 with shortest 40; expected shortest <= longest"),
+        (
+            "recall",
+            {"pairs": 17},
+            "arguments.pairs: 17 with length 64 and vocab_size 8192; expected at least",
+        ),
+        ("recall", {"power": 0}, "arguments.power: 0; expected a number above 0"),
+        ("word_problem", {"degree": 6}, "arguments.degree: 6; expected 2 to 5"),
+        ("word_problem", {"factor": 1}, "arguments.length: 32 with factor 1; expected at least 1, and at l"),
         ("modular_addition", {"modulus": 1}, "arguments.modulus: 1; expected at least 2"),
         ("modular_addition", {"train_fraction": 1}, "arguments.train_fraction: 1; expected one that leaves"),
     ],

@@ -319,6 +319,34 @@ EDITS = {
             "closed_vocabularies_are_not_noticed": ("ClosedVocabulary(backend, name)", "backend"),
         },
     ),
+    "transformer/data/tasks/recall.py": (
+        "tests/data/test_tasks.py",
+        {
+            "keys_come_twice": ("rng.choice(half, n, replace=False)", "rng.choice(half, n)"),
+            "values_are_keys_too": (
+                "rng.integers(half, self.vocab_size, t)",
+                "rng.integers(0, self.vocab_size, t)",
+            ),
+            "the_first_value": ("= keys_n, values_n", "= keys_n, values_n[0]"),
+            "all_places_alike": ("** (power - 1.0)", "** 0.0"),
+            "among_the_pairs": ("2 * (n + rng.choice", "2 * (n - 1 + rng.choice"),
+            "padding_counts": ("= rows_b[i] >= 0", "= 1"),
+            "a_row_of_pairs": ("length // 4):", "length // 2):"),
+        },
+    ),
+    "transformer/data/tasks/word_problem.py": (
+        "tests/data/test_tasks.py tests/test_algorithmic.py",
+        {
+            "products_in_another_order": (
+                "number[elements[:, elements] @",
+                "number[elements[:, elements].swapaxes(0, 1) @",
+            ),
+            "no_longer_rows": ("return self.length * self._factor", "return self.length"),
+            "trained_lengths_are_answers": ('(0 if split == "train" else self.length)', "0"),
+            "padding_counts": ("(rows_b >= 0)", "(rows_b >= -1)"),
+            "begins_with_the_unit": ("targets_bt[:, 0] = tokens_bt[:, 0]", "targets_bt[:, 0] = 0"),
+        },
+    ),
     "transformer/data/cache/disk_cache.py": (
         "tests/faults/test_data_faults.py tests/faults/test_untrusted_files.py "
         "tests/data/cache/test_verify.py",

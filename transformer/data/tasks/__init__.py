@@ -2,9 +2,16 @@
 
 from transformer.data.tasks.base import Task
 from transformer.data.tasks.modular_addition import ModularAddition
+from transformer.data.tasks.recall import Recall
 from transformer.data.tasks.repeats import Repeats
+from transformer.data.tasks.word_problem import WordProblem
 
-TASKS: dict[str, type[Task]] = {"modular_addition": ModularAddition, "repeats": Repeats}
+TASKS: dict[str, type[Task]] = {
+    "modular_addition": ModularAddition,
+    "repeats": Repeats,
+    "recall": Recall,
+    "word_problem": WordProblem,
+}
 """Name -> class; the arguments of its constructor are the keys of `data.arguments`."""
 
-__all__ = ["TASKS", "ModularAddition", "Repeats", "Task"]
+__all__ = ["TASKS", "ModularAddition", "Recall", "Repeats", "Task", "WordProblem"]

@@ -31,6 +31,36 @@ class Task(ABC):
         """The rows with these indices, stacked; index -1 is a row of padding, with weights 0."""
 
 
+class TokenTask(Task):
+    """A task whose prompts are rows of its own tokens, 0 to `vocab_size` - 1."""
+
+    vocab_size: int
+    length: int
+    """Tokens of a training row."""
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a row of any split."""
+        return self.length
+
+    def prompt(self, numbers: list[int]) -> list[int]:
+        """The numbers themselves.
+
+        Raises:
+          UserError: there are none, too many, or some are not tokens.
+        """
+        if not 1 <= len(numbers) <= self.length or not all(0 <= x < self.vocab_size for x in numbers):
+            raise UserError(f"is not 1 to {self.length} numbers from 0 to {self.vocab_size - 1}")
+        return numbers
+
+    @property
+    def example(self) -> str:
+        """A prompt to try: a row up to its last answer."""
+        row = self.batch("train", np.array([0]))
+        end = int(np.flatnonzero(row["answers"][0])[-1]) + 1
+        return " ".join(map(str, row["tokens"][0, :end]))
+
+
 def generators(split: str, rows_b: np.ndarray) -> list[np.random.Generator]:
     """A random generator for each row of a split."""
     part = [*SPLITS].index(split)

@@ -3,11 +3,11 @@
 import numpy as np
 
 from transformer.data.loader import HostBatch
-from transformer.data.tasks.base import Task
+from transformer.data.tasks.base import TokenTask
 from transformer.errors import UserError
 
 
-class ModularAddition(Task):
+class ModularAddition(TokenTask):
     """a, b, = -> a + b mod n, for all n^2 pairs; only the sum is predicted. Token n is the sign "=".
 
     A random `train_fraction` of the pairs is for training, all others for validation and test.

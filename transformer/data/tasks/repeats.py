@@ -3,11 +3,11 @@
 import numpy as np
 
 from transformer.data.loader import HostBatch
-from transformer.data.tasks.base import Task, generators
+from transformer.data.tasks.base import TokenTask, generators
 from transformer.errors import UserError
 
 
-class Repeats(Task):
+class Repeats(TokenTask):
     """x_1 ... x_n x_1 ... x_n x_1 ..., with different random tokens x_i and a random period n.
 
     From its second repetition on, a token is known: the one after the earlier occurrence of the token before
@@ -40,16 +40,6 @@ class Repeats(Task):
             "weights": weights_bt,
             "answers": known_bt * weights_bt,
         }
-
-    def prompt(self, numbers: list[int]) -> list[int]:
-        """The numbers themselves.
-
-        Raises:
-          UserError: there are none, too many, or some are not tokens.
-        """
-        if not 1 <= len(numbers) <= self.length or not all(0 <= x < self.vocab_size for x in numbers):
-            raise UserError(f"is not 1 to {self.length} numbers from 0 to {self.vocab_size - 1}")
-        return numbers
 
     @property
     def example(self) -> str:
