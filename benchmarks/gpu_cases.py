@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import common
+from benchmarks.torch_attention import torch_attention
 
 BLOCK_S = 1.5
 """Seconds of a block of calls, at least."""
@@ -75,13 +76,14 @@ CASES: dict[str, Case] = {
         rounds=3,
     ),
     "attention": Case(
-        "attention alone, 20 calls in one program: cuDNN's kernel, and that for packed documents",
+        "attention alone, 20 calls: cuDNN's kernel, that for packed documents, and PyTorch's",
         {
-            f"{length}, {kind}": ("attention", length, kind)
+            f"{length}, {kind}, {who}": (who, length, kind)
             for length in ("1024", "8192")
             for kind in ("whole", "packed")
+            for who in ("attention", "torch_attention")
         },
-        seconds=90,
+        seconds=120,
     ),
     "decoding": Case(
         "greedy decoding of 224 tokens after 32: one row of 124M, 16 rows of a small model",
@@ -302,7 +304,7 @@ def tests() -> tuple[Callable[[], Any], Callable[[Any], Any], dict[str, Any]]:
 
 
 MEASURED: dict[str, Callable[..., tuple[Callable[[], Any], Callable[[Any], Any], dict[str, Any]]]] = {
-    each.__name__: each for each in (train_step, torch_step, rate, attention, decode, tests)
+    each.__name__: each for each in (train_step, torch_step, rate, attention, torch_attention, decode, tests)
 }
 
 

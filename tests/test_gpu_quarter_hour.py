@@ -41,3 +41,24 @@ def test_random_batches_have_documents_whose_positions_count_from_zero():
             assert inside.tolist() == [*range(len(inside))]
     whole = random_batch(shapes, 9, 0)
     assert (whole["segments"] == 1).all() and (whole["positions"][0] == range(50)).all()
+
+
+def test_the_peer_attends_within_the_same_documents():
+    """The kernel for a CPU; that of a GPU has the same starts."""
+    torch = pytest.importorskip("torch")
+    import jax
+    import jax.numpy as jnp
+
+    from benchmarks.torch_attention import document_starts, of_documents
+    from transformer.layers.attention.kernels import choose
+    from transformer.layers.attention.masks import Mask
+
+    segments = random_batch({"segments": jax.ShapeDtypeStruct((2, 60), jnp.int32)}, 9, 10)["segments"]
+    starts = torch.tensor(document_starts(2, 60, 10))
+    assert len(starts) > 6 and 60 in starts
+    x = torch.randn(3, 120, 2, 8)
+    ours = [jnp.asarray(part.numpy()).reshape(2, 60, 2, 8) for part in x]
+    mask = Mask.self_attention(jnp.asarray(segments), None, causal=True)
+    expected = choose("reference", *ours, mask=mask)(*ours, mask=mask).reshape(120, 2, 8)
+    out = of_documents(*x, starts, int(starts.diff().max()))
+    torch.testing.assert_close(out, torch.tensor(expected.tolist()), atol=1e-5, rtol=1e-5)
