@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from transformer.data.sources.base import SPLITS
-from transformer.data.tasks import TASKS, ModularAddition, Recall, Repeats, WordProblem
+from transformer.data.tasks import (
+    TASKS,
+    DigitAddition,
+    ModularAddition,
+    Recall,
+    Repeats,
+    SelectiveCopying,
+    WordProblem,
+)
 from transformer.data.tasks.base import TaskData, make_task
 from transformer.errors import UserError
 
@@ -61,6 +69,42 @@ def test_a_query_asks_for_the_value_behind_the_only_earlier_key(rng):
     assert values == {*range(10, 20)} and {*distances} == {*range(10, 26, 2)}
     counts = np.bincount(distances)[10::2]
     assert counts[0] > 1.5 * counts[-1]  # near ones are more frequent
+
+
+def test_marks_ask_for_the_symbols_in_their_order(rng):
+    task = SelectiveCopying(vocab_size=6, length=20, symbols=5)
+    batch = task.batch("train", np.append(rng.integers(2**31, size=50), -1))
+    places = set()
+    for tokens, targets, asked in zip(batch["tokens"], batch["targets"], batch["weights"], strict=True):
+        symbols = [int(token) for token in tokens[:20] if token]
+        assert len(symbols) == 5 and min(symbols) >= 2 and max(symbols) <= 5
+        assert tokens[20:].tolist() == [1] * 5 and targets[20:].tolist() == symbols
+        assert asked[:20].sum() == 0
+        places |= {i for i, token in enumerate(tokens[:20]) if token}
+    assert batch["weights"][:, 20:].sum(axis=1).tolist() == [5] * 50 + [0]
+    np.testing.assert_array_equal(batch["weights"], batch["answers"])
+    assert places == {*range(20)} and task.length == 25
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_sums_are_those_of_integers(rng, split):
+    task, lengths = DigitAddition(digits=3, factor=3), set()
+    batch = task.batch(split, np.append(rng.integers(2**31, size=100), -1))
+    assert batch["tokens"].shape[1] == (task.length if split == "train" else task.longest)
+    for tokens, targets, asked in zip(batch["tokens"], batch["targets"], batch["weights"], strict=True):
+        row = [*tokens.tolist(), int(targets[-1])]
+        np.testing.assert_array_equal(tokens[1:], targets[:-1])
+        plus, equals, end = row.index(10), row.index(11), row.index(12)
+        parts = row[:plus], row[plus + 1 : equals], row[equals + 1 : end]
+        a, b, c = (int("".join(map(str, digits[::-1]))) for digits in parts)
+        assert a + b == c and plus == equals - plus - 1 == end - equals - 2
+        assert {*row[end:]} == {12}
+        if asked.any():
+            assert np.flatnonzero(asked).tolist() == [*range(equals, end)]
+            lengths.add(plus)
+    assert not batch["weights"][-1].any()
+    assert lengths == ({1, 2, 3} if split == "train" else {4, 5, 6, 7, 8, 9})
+    np.testing.assert_array_equal(batch["weights"], batch["answers"])
 
 
 @pytest.mark.parametrize("degree", [2, 3, 5])
@@ -140,6 +184,9 @@ def test_training_does_not_end_and_evaluation_has_its_rows():
         ("recall", {"power": 0}, "arguments.power: 0; expected a number above 0"),
         ("word_problem", {"degree": 6}, "arguments.degree: 6; expected 2 to 5"),
         ("word_problem", {"factor": 1}, "arguments.length: 32 with factor 1; expected at least 1, and at l"),
+        ("selective_copying", {"vocab_size": 2}, "arguments.vocab_size: 2; expected at least 3"),
+        ("selective_copying", {"length": 9}, "arguments.symbols: 16 with length 9; expected 1 to length"),
+        ("digit_addition", {"factor": 1}, "arguments.digits: 8 with factor 1; expected at least 1, and at l"),
         ("modular_addition", {"modulus": 1}, "arguments.modulus: 1; expected at least 2"),
         ("modular_addition", {"train_fraction": 1}, "arguments.train_fraction: 1; expected one that leaves"),
     ],

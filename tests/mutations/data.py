@@ -334,6 +334,26 @@ EDITS = {
             "a_row_of_pairs": ("length // 4):", "length // 2):"),
         },
     ),
+    "transformer/data/tasks/selective_copying.py": (
+        "tests/data/test_tasks.py",
+        {
+            "in_any_order": (
+                "np.sort(rng.choice(before, self._symbols, replace=False))",
+                "rng.choice(before, self._symbols, replace=False)",
+            ),
+            "marks_are_symbols": ("rng.integers(MARK + 1,", "rng.integers(MARK,"),
+            "padding_counts": ("(rows_b >= 0)", "(rows_b >= -1)"),
+        },
+    ),
+    "transformer/data/tasks/digit_addition.py": (
+        "tests/data/test_tasks.py",
+        {
+            "carries_are_lost": (" + carry, 10)", ", 10)"),
+            "the_end_is_not_asked": ("3 * count + 3] = rows_b", "3 * count + 2] = rows_b"),
+            "trained_lengths_are_evaluated": ("(self._digits + 1, self._most)", "(1, self._most)"),
+            "padding_counts": ("= rows_b[i] >= 0", "= 1"),
+        },
+    ),
     "transformer/data/tasks/word_problem.py": (
         "tests/data/test_tasks.py tests/test_algorithmic.py",
         {
