@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import sown_weights
 from transformer.evaluation.likelihood import LikelihoodEvaluator
-from transformer.interpret.instruments import follows
+from transformer.interpret.instruments.heads import follows
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.metrics import Sum
 

@@ -96,10 +96,20 @@ def test_heads_are_scored_on_a_text_or_on_random_tokens(capfd, numbers, letters)
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ([], "--prompt: --instrument=lens needs a text"),
-        (["--prompt=1 2", "--instrument=patching"], "--against: --instrument=patching needs a second text"),
-        (["--prompt=1 2", "--against=2"], "--against: --instrument=lens compares no texts"),
-        (["--prompt=1 2", "--site=input"], "--site: --instrument=lens replaces nothing"),
+        ([], "--prompt: --instrument=lens needs it; such as --prompt="),
+        (
+            ["--prompt=1 2", "--instrument=patching"],
+            "--against: --instrument=patching needs it; a second text",
+        ),
+        (
+            ["--prompt=1 2", "--against=2"],
+            "--against: --instrument=lens does not read it; expected one of attribution, patching",
+        ),
+        (["--prompt=1 2", "--site=input"], "--site: --instrument=lens does not read it; expected one of pat"),
+        (
+            ["--prompt=1 2", "--against=3 4", "--instrument=patching", "--site=output"],
+            "--site: 'output'; expected one of input, attention, feed_forward",
+        ),
         (["--prompt=1 x"], "--prompt: '1 x' is not a list of integers"),
         (["--prompt=1 2", "--picture=x.txt"], "--picture: x.txt; expected a name that ends in .png"),
         (["--prompt=1 2 3", "--against=1 2 3", "--instrument=attribution"], "--against: the model continues"),

@@ -7,14 +7,10 @@ from tests.models import numpy_decoder
 from tests.parameters import random_params
 from transformer.errors import UserError
 from transformer.interpret.activations import record
-from transformer.interpret.instruments import (
-    attribution,
-    follows,
-    head_scores,
-    lens,
-    patching,
-    repeated_tokens,
-)
+from transformer.interpret.instruments.attribution import attribution
+from transformer.interpret.instruments.heads import follows, head_scores, repeated_tokens
+from transformer.interpret.instruments.lens import lens
+from transformer.interpret.instruments.patching import patching
 from transformer.interpret.interventions import logits, patch
 from transformer.models.decoder import Decoder, DecoderConfig
 

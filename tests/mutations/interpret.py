@@ -62,10 +62,16 @@ EDITS = {
             ),
         },
     ),
-    "transformer/interpret/instruments.py": (
-        "tests/interpret/test_instruments.py",
+    "transformer/interpret/instruments/lens.py": (
+        "tests/interpret/test_instruments.py tests/commands/test_inspect.py",
         {
             "layers_without_the_norm": ('method="logits")', 'method="unembed")[..., : model.vocab_size]'),
+            "lenses_of_the_embedding": (".argmax(-1)]", ".argmax(-1)[:, :1]]"),
+        },
+    ),
+    "transformer/interpret/instruments/attribution.py": (
+        "tests/interpret/test_instruments.py tests/commands/test_inspect.py",
+        {
             "the_first_token": ("path: x[:, -1] for path", "path: x[:, 0] for path"),
             "norms_keep_the_mean": (
                 "part_bd - jnp.mean(part_bd, axis=-1, keepdims=True)",
@@ -78,30 +84,58 @@ EDITS = {
                 "axis=-1)",
             ),
             "heads_and_their_sum": ('elif f"{path}/output/input" not in values:', "else:"),
+            "attention_is_nothing": ("values_rc.sum(axis=1)", "values_rc[:, 0]"),
+        },
+    ),
+    "transformer/interpret/instruments/answers.py": (
+        "tests/interpret/test_instruments.py tests/commands/test_inspect.py",
+        {
+            "other_texts_are_ignored": ("if subject.against is not None:", "if False:"),
+            "the_third_answer": (
+                "answer, rival = ranked(subject.prompt)[:2]",
+                "answer, _, rival = ranked(subject.prompt)[:3]",
+            ),
+            "nothing_to_bring_back": ("abs(clean - corrupted) < 1e-6", "False"),
+        },
+    ),
+    "transformer/interpret/instruments/base.py": (
+        "tests/interpret/test_instruments.py tests/commands/test_inspect.py",
+        {
+            "texts_of_any_length": ("if clean_1t.shape != corrupted_1t.shape:", "if False:"),
+        },
+    ),
+    "transformer/interpret/instruments/patching.py": (
+        "tests/interpret/test_instruments.py",
+        {
             "patched_everywhere": ("& (positions_1t == place_2[1])", "& (positions_1t >= 0)"),
             "patched_in_all_layers": ("(place_2[0] == rows[numbers[path]])", "(place_2[0] >= 0)"),
             "not_normalised": ("- corrupted) / (clean - corrupted)", "- corrupted)"),
+        },
+    ),
+    "transformer/interpret/instruments/heads.py": (
+        "tests/interpret/test_instruments.py",
+        {
             "the_token_itself": ("jnp.roll(tokens_bt, 1, axis=1)", "tokens_bt"),
             "the_first_token_follows_the_last": (" & (places > 0)", ""),
             "the_token_after": ("offset=-1", "offset=0"),
             "scores_of_all_queries": ("follows_bts.any(axis=-1)", "follows_bts.any(axis=-1) | True"),
             "one_repetition": ("[once_bt, once_bt]", "[once_bt, once_bt[::-1]]"),
-            "texts_of_any_length": ("if clean_1t.shape != corrupted_1t.shape:", "if False:"),
+        },
+    ),
+    "commands/support/inspected.py": (
+        "tests/commands/test_inspect.py",
+        {
+            "encoders_too": ("INSTRUMENTS[kind].decoder and not", "False and not"),
+            "texts_of_any_length": ("> (most := experiment.config.model.max_length)", "> (most := 10**9)"),
+            "no_start": ("tokens = [tokenizer.bos_id, *tokenizer", "tokens = [*tokenizer"),
         },
     ),
     "commands/inspect.py": (
         "tests/commands/test_inspect.py",
         {
-            "attention_is_nothing": ("values_rc.sum(axis=1)", "values_rc[:, 0]"),
-            "other_texts_are_ignored": ("if flags.against is not None:", "if False:"),
-            "the_third_answer": (
-                "answer, rival = ranked(tokens_1t)[:2]",
-                "answer, _, rival = ranked(tokens_1t)[:3]",
-            ),
-            "encoders_too": ("if not isinstance(experiment.model, Decoder) or", "if"),
-            "texts_of_any_length": ("> (most := experiment.config.model.max_length)", "> (most := 10**9)"),
-            "no_start": ("tokens = [tokenizer.bos_id, *tokenizer", "tokens = [*tokenizer"),
-            "lenses_of_the_embedding": (".argmax(-1)]", ".argmax(-1)[:, :1]]"),
+            "needed_flags_are_optional": ("if value is None and name in instrument.needs:", "if False:"),
+            "flags_that_are_not_read": ("name not in instrument.needs + instrument.may", "False"),
+            "any_site": ("flags.site not in instrument.sites", "False"),
         },
     ),
 }

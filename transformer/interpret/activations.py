@@ -226,6 +226,27 @@ def paths(model: Any, params: Any, inputs: Any, method: str | None = None, **opt
     return jax.eval_shape(functools.partial(_record, **program), params, _tuple(inputs), options).by_path
 
 
+def recording(function: Callable, *patterns: str) -> Callable:
+    """`function`, compiled, which returns its result and {path: array} of the values that models compute in
+    it, as `record` returns them. It raises `UserError` if a pattern fits no path."""
+
+    @functools.partial(jax.jit, static_argnames="patterns")
+    def run(arguments: tuple, patterns: tuple[str, ...]) -> tuple[Any, _Values]:
+        with visiting(recorder := Recorder(patterns)):
+            result = function(*arguments)
+        return result, _Values(tuple(recorder.values), tuple(recorder.values.values()))
+
+    def checked(*arguments: Any) -> tuple[Any, dict[str, jax.Array]]:
+        result, values = run(arguments, patterns=patterns)
+        if not all(any(matches(pattern, path) for path in values.by_path) for pattern in patterns):
+            check_matched(
+                patterns, jax.eval_shape(functools.partial(run, patterns=("**",)), arguments)[1].paths
+            )
+        return result, values.by_path
+
+    return checked
+
+
 def apply(model: Any, params: Any, inputs: Any, method: str | None = None, **options: Any) -> Any:
     """The output of the model under the visitors that are active; arguments as for `record`. The logits of a
     decoder are without the padding of its vocabulary."""

@@ -1,0 +1,33 @@
+"""Instruments, a file each: functions for notebooks, and `table(subject)`, which `--mode=inspect` shows. A
+file is imported when its instrument is used, so that flags are checked without JAX."""
+
+from typing import NamedTuple
+
+SUBLAYERS = ("input", "attention", "feed_forward")
+
+
+class Instrument(NamedTuple):
+    """An instrument: what it shows, and the flags that it reads."""
+
+    shows: str
+    needs: tuple[str, ...] = ()
+    may: tuple[str, ...] = ()
+    decoder: bool = False  # whether it reads the logits of the next token
+    sites: tuple[str, ...] = ()  # the values of --site; (): any path
+
+
+INSTRUMENTS = {
+    "lens": Instrument("the next token by each layer", ("prompt",), decoder=True),
+    "attribution": Instrument(
+        "what layers and heads add to its logit", ("prompt",), ("against",), decoder=True
+    ),
+    "patching": Instrument(
+        "how much of it comes back with one value of the run of --prompt in that of --against",
+        ("prompt", "against"),
+        ("site",),
+        decoder=True,
+        sites=SUBLAYERS,
+    ),
+    "heads": Instrument("previous-token and induction heads", may=("prompt",), decoder=True),
+}
+"""Value of --instrument, the name of a file here -> the instrument. A new one is a file and a line."""
