@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from commands import add_step, place, text
 from transformer.errors import UserError, printable
-from transformer.interpret.instruments import INSTRUMENTS
+from transformer.interpret.instruments import BATCHES, INSTRUMENTS, PROPERTIES
 from workdir.outputs import PICTURES, check_picture
 
 if TYPE_CHECKING:
     from workdir.opening import Overrides
 
-READ = ("prompt", "against", "site")
+READ = ("prompt", "against", "site", "batches", "steps", "property")
 """Flags that instruments name."""
 
 
@@ -30,7 +30,10 @@ def add_flags(parser: Any) -> None:
     add("--prompt", type=text, help="the text, or of a model of images a file")
     meaning = "a text of as many tokens with another next token (of attribution: the second one of --prompt)"
     add("--against", type=text, help=meaning)
-    add("--site", help="what a layer reads or a sublayer returns: input, attention, feed_forward (input)")
+    add("--site", help="what is replaced: input, attention, feed_forward (input); or which values are read")
+    add("--batches", type=int, help=f"the most batches that are read ({BATCHES})")
+    add("--steps", type=int, help="the steps of training of what an instrument trains")
+    add("--property", choices=PROPERTIES, help="what probes predict of a token (position)")
     kinds = ", ".join(PICTURES)
     add("--picture", type=place, help=f"a file, {kinds} (inspect_INSTRUMENT.png in the folder of the run)")
     add_step(parser)
@@ -65,6 +68,9 @@ def check(flags: argparse.Namespace) -> None:
             raise UserError(f"--{name}: {kind} does not read it; expected one of {', '.join(readers)}")
     if flags.site is not None and instrument.sites and flags.site not in instrument.sites:
         raise UserError(f"--site: {flags.site!r}; expected one of {', '.join(instrument.sites)}")
+    for name in ("batches", "steps"):
+        if (count := vars(flags)[name]) is not None and count < 1:
+            raise UserError(f"--{name}: {count}; expected at least 1")
     check_picture("--picture", flags.picture)
 
 

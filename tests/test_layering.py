@@ -168,7 +168,7 @@ LIBRARIES = {
         "pyarrow",
     },
     "transformer.decoding": {"jax", "flax", "numpy"},
-    "transformer.interpret": {"jax", "flax", "numpy"},
+    "transformer.interpret": {"jax", "flax", "numpy", "optax"},
     "transformer.planning": {"jax", "numpy"},
     "transformer.interop": {"jax", "flax", "numpy", "ml_dtypes", "tokenizers"},
     "transformer.visualization": {"numpy", "matplotlib"},

@@ -13,7 +13,7 @@ from transformer.data.tokenization.special_tokens import encode_masked
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import read_encoder, token_names
 from transformer.interpret.activations import unrolled
-from transformer.interpret.instruments import INSTRUMENTS
+from transformer.interpret.instruments import BATCHES, INSTRUMENTS
 from transformer.interpret.instruments.base import Reading, Subject
 from transformer.models.decoder import Decoder
 from transformer.models.encoder_decoder import EncoderDecoder
@@ -39,7 +39,7 @@ def subject_of(run: Any, params: Any, flags: argparse.Namespace) -> Subject:
 
     def batches(split: str) -> Iterator[Any]:
         loader = experiment.train_data() if split == "train" else experiment.evaluation_loader(split)
-        return map(run.put, itertools.islice(loader.iterate(0), vars(flags).get("batches")))
+        return map(run.put, itertools.islice(loader.iterate(0), flags.batches or BATCHES))
 
     return Subject(
         model,
@@ -50,6 +50,7 @@ def subject_of(run: Any, params: Any, flags: argparse.Namespace) -> Subject:
         lambda batch: _tokens(model, batch),
         vars(flags),
         experiment.config.model.max_length,
+        " " if _tokenizer(experiment) is None else "",
         **readings,
     )
 

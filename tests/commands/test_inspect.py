@@ -1,3 +1,4 @@
+import argparse
 import math
 
 import jax
@@ -5,8 +6,10 @@ import numpy as np
 import pytest
 
 import launch
+from commands.support.inspected import subject_of
 from tests import runs
 from transformer.interpret.activations import unrolled
+from transformer.interpret.instruments import INSTRUMENTS
 from transformer.interpret.interventions import Interventions, logits, zero
 from workdir.opening import load
 
@@ -114,6 +117,8 @@ def test_heads_are_scored_on_a_text_or_on_random_tokens(capfd, numbers, letters)
         (["--prompt=1 2", "--picture=x.txt"], "--picture: x.txt; expected a name that ends in .png"),
         (["--prompt=1 2 3", "--against=1 2 3", "--instrument=attribution"], "--against: the model continues"),
         (["--prompt=1 2 3", "--instrument=heads"], "induction: no token of the text occurs before"),
+        (["--instrument=neurons", "--batches=0"], "--batches: 0; expected at least 1"),
+        (["--instrument=neurons", "--site=block"], "'block' is the path of no value of the model"),
         (
             ["--prompt=1 2", "--against=1 2 3", "--instrument=patching"],
             "the texts have 2 and 3 tokens; expected the same number",
@@ -136,6 +141,94 @@ def test_an_encoder_and_a_long_text_are_refused(capfd, letters, tmp_path):
     assert launch.main(made) == 0
     assert launch.main([f"--workdir={tmp_path}/bert", "--mode=inspect", "--prompt=alpha"]) == 2
     assert "masked_lm; expected a run whose decoder continues a text" in capfd.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory):
+    """A masked language model, a classifier and a model of images, after one step."""
+    source, folder = runs.write_corpus(tmp_path_factory.mktemp("corpus")), tmp_path_factory.mktemp("encoders")
+    made = {"bert": [f"--config.data.source={source}"], "classification": [], "vision": []}
+    made["vision"] = ["--config.model.pooling=cls", "--config.model.max_length=17"]
+    for name, more in made.items():
+        flags = [f"--config=configs/{name}.py:tiny", f"--workdir={folder / name}", "--config.train.steps=1"]
+        assert launch.main([*flags, *more]) == 0
+    return folder
+
+
+QUICK = {"steps": "--steps=2", "batches": "--batches=1"}
+
+
+@pytest.mark.parametrize("kind", INSTRUMENTS)
+def test_a_decoder_is_looked_into_by_all(capfd, numbers, letters, kind):
+    """Each prints a table and draws it, where the run is of integers or of texts."""
+    instrument = INSTRUMENTS[kind]
+    readable = instrument.needs + instrument.may
+    for folder, texts in ((numbers, ("1 2 3", "5 6 7")), (letters, ("alpha", "omega"))):
+        flags = [QUICK[name] for name in readable if name in QUICK]
+        flags += [
+            f"--{name}={text}"
+            for name, text in zip(("prompt", "against"), texts, strict=True)
+            if name in instrument.needs
+        ]
+        if "site" in readable and not instrument.sites:
+            flags.append("--site=blocks/0")
+        if instrument.needs == ("prompt", "against"):
+            run, params = load(folder)
+            flags[-2:] = two_texts(run.experiment, params, folder == letters)
+        title, columns, *rows, last = inspect(capfd, folder, f"--instrument={kind}", *flags)
+        assert title.endswith(":") and columns and rows
+        assert last == f"{folder / f'inspect_{kind}.png'} shows them"
+
+
+def two_texts(experiment, params, letters: bool) -> list[str]:
+    """Flags with two texts of three tokens that the model continues differently."""
+    words = (
+        [f"{a}{b}{c}" for a in "abc" for b in "xyz" for c in "0(q"]
+        if letters
+        else [f"{i} {j} {k}" for i in range(8) for j in range(3) for k in range(8)]
+    )
+    bos = [experiment.data.tokenizer.bos_id] if letters else []
+    rows = np.array([[*bos, *(word.encode() if letters else map(int, word.split()))] for word in words])
+    tops = np.asarray(logits(experiment.model, params, rows)[:, -1].argmax(-1))
+    return [f"--prompt={words[0]}", f"--against={words[int(np.flatnonzero(tops != tops[0])[0])]}"]
+
+
+@pytest.mark.parametrize("kind", INSTRUMENTS)
+@pytest.mark.parametrize("name", ["bert", "classification", "vision"])
+def test_an_encoder_is_looked_into_by_those_that_read_no_next_token(capfd, encoders, name, kind):
+    instrument, folder = INSTRUMENTS[kind], encoders / name
+    image = next((folder / "samples").glob("*.png")) if name == "vision" else "a b"
+    prompts = [f"--{flag}={image}" for flag in instrument.needs]
+    command = [f"--workdir={folder}", "--mode=inspect", f"--instrument={kind}", *prompts]
+    command += [QUICK[flag] for flag in instrument.may if flag in QUICK]
+    capfd.readouterr()
+    assert launch.main(command) == (2 if instrument.decoder else 0), capfd.readouterr().err
+    out, error = capfd.readouterr()
+    if instrument.decoder:
+        assert out == "" and "expected a run whose decoder continues a text" in error
+    else:
+        assert out.splitlines()[-1] == f"{folder / f'inspect_{kind}.png'} shows them"
+
+
+def test_texts_of_encoders_are_framed_and_patches_are_levels(encoders):
+    flags = argparse.Namespace(instrument="attention_rollout", prompt="a[MASK]\tb", against=None, batches=1)
+    run, params = load(encoders / "bert")
+    reading = subject_of(run, params, flags).prompt
+    assert reading.names == ["[CLS]", "a", "[MASK]", "[SEP]", "b", "[SEP]"]
+    data, model = run.experiment.data, run.experiment.model
+    encode = data.tokenizer.encode
+    parts = [np.array([*encode("a"), data.special_tokens.mask]), np.array(encode("b"))]
+    tokens_t, types_t = data.special_tokens.build_input(parts)
+    x_btd = model.apply({"params": params}, tokens_t[None], types_bt=types_t[None], method="encode")
+    np.testing.assert_allclose(reading.forward(params), x_btd, atol=1e-5)
+    run, params = load(encoders / "vision")
+    flags.prompt = None
+    subject = subject_of(run, params, flags)
+    (batch,) = subject.batches("validation")
+    tokens_bt, _ = subject.tokens(batch)
+    images = np.asarray(batch["images"], np.float64)
+    assert tokens_bt.shape == (len(images), 17) and (tokens_bt[:, 0] == 16).all()
+    assert (tokens_bt[:, 2] == images[:, 0:2, 2:4].mean(axis=(1, 2, 3)) // 16).all()
 
 
 def test_scores_and_completions_of_a_run_are_edited(letters):

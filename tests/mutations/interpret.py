@@ -122,11 +122,37 @@ EDITS = {
             "one_repetition": ("[once_bt, once_bt]", "[once_bt, once_bt[::-1]]"),
         },
     ),
+    "transformer/interpret/instruments/attention_rollout.py": (
+        "tests/interpret/test_attention_rollout.py",
+        {
+            "no_residual_stream": ("jnp.eye(weights_bhts.shape[-1])) / 2", "0) / 1"),
+            "the_other_order": ("mixed_bts @ rollout_bts", "rollout_bts @ mixed_bts"),
+            "the_largest_head": ("jnp.mean(weights_bhts, axis=1)", "jnp.max(weights_bhts, axis=1)"),
+            "the_first_patch_is_pooled": ("rollout_ts[0] if before else", "rollout_ts[0] if True else"),
+            "layers_without_weights_are_left_out": ("if len(weights) < len(layers):", "if False:"),
+        },
+    ),
+    "transformer/interpret/instruments/neurons.py": (
+        "tests/interpret/test_neurons.py",
+        {
+            "the_last_of_equal_ones": (
+                'np.argsort(-part_fm, axis=1, kind="stable")[:, :k]',
+                'np.argsort(part_fm, axis=1, kind="stable")[:, ::-1][:, :k]',
+            ),
+            "numbers_of_each_part": ("count + np.arange", "0 + np.arange"),
+            "moments_of_the_last_part": ("            sums += top[2]", "            sums += 0"),
+            "padding_counts": ("[batch.valid_bt]", "[batch.valid_bt | True]"),
+            "contexts_of_the_row_before": ('side="right")) - 1', 'side="left")) - 1'),
+        },
+    ),
     "commands/support/inspected.py": (
         "tests/commands/test_inspect.py",
         {
             "encoders_too": ("INSTRUMENTS[kind].decoder and not", "False and not"),
             "texts_of_any_length": ("> (most := experiment.config.model.max_length)", "> (most := 10**9)"),
+            "batches_of_all_data": ("flags.batches or BATCHES", "None"),
+            "types_are_one": ("types_t[None])", "0 * types_t[None])"),
+            "no_class_token": ('int(c.pooling == "cls"), 0', "0, 0"),
             "no_start": ("tokens = [tokenizer.bos_id, *tokenizer", "tokens = [*tokenizer"),
         },
     ),
@@ -135,6 +161,7 @@ EDITS = {
         {
             "needed_flags_are_optional": ("if value is None and name in instrument.needs:", "if False:"),
             "flags_that_are_not_read": ("name not in instrument.needs + instrument.may", "False"),
+            "no_batches": ("count < 1", "count < -9"),
             "any_site": ("flags.site not in instrument.sites", "False"),
         },
     ),

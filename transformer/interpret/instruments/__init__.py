@@ -5,6 +5,11 @@ from typing import NamedTuple
 
 SUBLAYERS = ("input", "attention", "feed_forward")
 
+BATCHES = 16
+"""The batches of a split that are read, unless --batches says how many."""
+
+PROPERTIES = ("position", "previous", "character")
+
 
 class Instrument(NamedTuple):
     """An instrument: what it shows, and the flags that it reads."""
@@ -29,5 +34,9 @@ INSTRUMENTS = {
         sites=SUBLAYERS,
     ),
     "heads": Instrument("previous-token and induction heads", may=("prompt",), decoder=True),
+    "neurons": Instrument(
+        "the tokens of the data at which hidden units are largest", may=("site", "batches")
+    ),
+    "attention_rollout": Instrument("how much of each token is in each", ("prompt",)),
 }
 """Value of --instrument, the name of a file here -> the instrument. A new one is a file and a line."""

@@ -68,6 +68,7 @@ class Subject:
     tokens: Callable[[Any], tuple[np.ndarray, np.ndarray]]
     options: Mapping[str, Any]
     longest: int
+    between: str  # what stands between the names of tokens in a text
     prompt: Any = None  # a `Reading`, where a flag names one
     against: Any = None
 
