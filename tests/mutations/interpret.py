@@ -145,6 +145,22 @@ EDITS = {
             "contexts_of_the_row_before": ('side="right")) - 1', 'side="left")) - 1'),
         },
     ),
+    "transformer/interpret/instruments/path_patching.py": (
+        "tests/interpret/test_path_patching.py",
+        {
+            "all_heads_receive": (
+                "(jnp.arange(heads)[:, None] == head) &",
+                "(jnp.arange(heads)[:, None] >= 0) &",
+            ),
+            "later_layers_see_it_too": (
+                "layer == _layer(path), change_1td",
+                "layer <= _layer(path), change_1td",
+            ),
+            "the_logits_see_it_always": ("layer == n, change_1td", "layer <= n, change_1td"),
+            "senders_write_the_opposite": ("heads[path] - base[path]", "base[path] - heads[path]"),
+            "any_norm_placement": ('if c.norm_placement != "pre":', "if False:"),
+        },
+    ),
     "commands/support/inspected.py": (
         "tests/commands/test_inspect.py",
         {

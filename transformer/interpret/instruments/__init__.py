@@ -33,6 +33,9 @@ INSTRUMENTS = {
         decoder=True,
         sites=SUBLAYERS,
     ),
+    "path_patching": Instrument(
+        "the same of the path from a head to a later one", ("prompt", "against"), decoder=True
+    ),
     "heads": Instrument("previous-token and induction heads", may=("prompt",), decoder=True),
     "neurons": Instrument(
         "the tokens of the data at which hidden units are largest", may=("site", "batches")
