@@ -161,6 +161,22 @@ EDITS = {
             "any_norm_placement": ('if c.norm_placement != "pre":', "if False:"),
         },
     ),
+    "transformer/interpret/instruments/tuned_lens.py": (
+        "tests/interpret/test_tuned_lens.py",
+        {
+            "the_other_divergence": (
+                "jnp.exp(last_btv) * (last_btv - log_p(x_btd))",
+                "jnp.exp(log_p(x_btd)) * (log_p(x_btd) - last_btv)",
+            ),
+            "padding_counts": ("kl_bt * weights_bt", "kl_bt"),
+            "no_norm": ('method="logits"', 'method="unembed"'),
+            "the_maps_are_not_trained": (
+                "return optax.apply_updates(maps, updates), state",
+                "return maps, state",
+            ),
+            "no_identity": ("return x_nbtd + jnp", "return 0 + jnp"),
+        },
+    ),
     "commands/support/inspected.py": (
         "tests/commands/test_inspect.py",
         {

@@ -23,6 +23,9 @@ class Instrument(NamedTuple):
 
 INSTRUMENTS = {
     "lens": Instrument("the next token by each layer", ("prompt",), decoder=True),
+    "tuned_lens": Instrument(
+        "the logit lens with a map that is trained for each layer", may=("batches", "steps"), decoder=True
+    ),
     "attribution": Instrument(
         "what layers and heads add to its logit", ("prompt",), ("against",), decoder=True
     ),
