@@ -177,6 +177,27 @@ EDITS = {
             "no_identity": ("return x_nbtd + jnp", "return 0 + jnp"),
         },
     ),
+    "transformer/interpret/instruments/probes.py": (
+        "tests/interpret/test_probes.py",
+        {
+            "the_intercept_is_penalised": ("[1.0] * (x_nd.shape[1] - 1) + [0]", "[1.0] * x_nd.shape[1]"),
+            "trained_on_all_rows": ("ridge(x_nd[:half], y_n[:half])", "ridge(x_nd, y_n)"),
+            "control_of_each_token": (
+                "np.random.default_rng(seed).choice(labels_n, len(types))[places_n]",
+                "np.random.default_rng(seed).choice(labels_n, len(tokens_n))",
+            ),
+            "labels_are_uniform": (
+                ".choice(labels_n, len(types))",
+                ".choice(np.unique(labels_n), len(types))",
+            ),
+            "the_token_after": (
+                "batch.tokens_bt[:, :-1], ((0, 0), (1, 0))",
+                "batch.tokens_bt[:, 1:], ((0, 0), (0, 1))",
+            ),
+            "capitals_are_letters": ("(str.isupper, str.isalpha", "(str.isalpha, str.isupper"),
+            "one_label_is_enough": ("if len(common) < 2:", "if False:"),
+        },
+    ),
     "commands/support/inspected.py": (
         "tests/commands/test_inspect.py",
         {

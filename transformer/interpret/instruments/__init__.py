@@ -43,6 +43,7 @@ INSTRUMENTS = {
     "neurons": Instrument(
         "the tokens of the data at which hidden units are largest", may=("site", "batches")
     ),
+    "probes": Instrument("what linear probes read in each layer", may=("property", "batches")),
     "attention_rollout": Instrument("how much of each token is in each", ("prompt",)),
 }
 """Value of --instrument, the name of a file here -> the instrument. A new one is a file and a line."""
