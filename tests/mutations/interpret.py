@@ -198,6 +198,23 @@ EDITS = {
             "one_label_is_enough": ("if len(common) < 2:", "if False:"),
         },
     ),
+    "transformer/interpret/instruments/sparse_autoencoder.py": (
+        "tests/interpret/test_sparse_autoencoder.py",
+        {
+            "all_are_active": ("jnp.where(all_mf >= least_m1, all_mf, 0)", "all_mf"),
+            "negative_features": ("jax.nn.relu((x_md", "((x_md"),
+            "long_directions": (
+                "decoder_fd / jnp.linalg.norm(decoder_fd, axis=1, keepdims=True)}, state",
+                "decoder_fd}, state",
+            ),
+            "the_scale_is_lost": (
+                'sae[name] * scale for name in ("bias", "threshold")',
+                'sae[name] * 1 for name in ("bias", "threshold")',
+            ),
+            "edits_are_ignored": ("with Interventions(*edits):", "with Interventions():"),
+            "recovered_of_the_loss": ("(zero - ours) / (zero - whole)", "(ours - whole) / (zero - whole)"),
+        },
+    ),
     "commands/support/inspected.py": (
         "tests/commands/test_inspect.py",
         {

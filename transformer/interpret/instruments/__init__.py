@@ -44,6 +44,7 @@ INSTRUMENTS = {
         "the tokens of the data at which hidden units are largest", may=("site", "batches")
     ),
     "probes": Instrument("what linear probes read in each layer", may=("property", "batches")),
+    "sparse_autoencoder": Instrument("features of activations", may=("site", "batches", "steps")),
     "attention_rollout": Instrument("how much of each token is in each", ("prompt",)),
 }
 """Value of --instrument, the name of a file here -> the instrument. A new one is a file and a line."""
