@@ -99,6 +99,7 @@ def close(ours: np.ndarray, theirs: np.ndarray) -> bool:
 def their_logits(model: Any, tokens_bt: np.ndarray) -> np.ndarray:
     import torch
 
+    model.config.use_cache = False  # which transformers cannot make for layers that are all recurrent
     with torch.no_grad():
         return model(torch.tensor(tokens_bt)).logits.numpy()
 
@@ -191,7 +192,9 @@ def broken_tables(
     for i, rule in enumerate(rules):
         yield f"{rule.theirs} left out", [*rules[:i], *rules[i + 1 :]]
         if rule.reverse:
-            yield f"{rule.theirs}: not reversed", with_(i, dataclasses.replace(rule, reverse=False))
+            yield f"{rule.theirs}: not reversed", with_(i, dataclasses.replace(rule, reverse=""))
+        if rule.turns > 1:
+            yield f"{rule.theirs}: in one turn", with_(i, dataclasses.replace(rule, turns=1))
         if len(rule.layers) > 1:
             backwards = dataclasses.replace(rule, layers=rule.layers[::-1])
             yield f"{rule.theirs}: layers backwards", with_(i, backwards)
@@ -200,8 +203,10 @@ def broken_tables(
             yield f"{rule.theirs}: paths turned", with_(i, dataclasses.replace(rule, ours=turned))
         for j, other in enumerate(rules):
             if j > i and _alike(rule, other, shapes):
-                exchanged = with_(i, dataclasses.replace(rule, theirs=other.theirs))
-                exchanged[j] = dataclasses.replace(other, theirs=rule.theirs)
+                # Kinds of layers may have tensors of the same name, of other layers.
+                of = "layers" if rule.theirs == other.theirs else "theirs"
+                exchanged = with_(i, dataclasses.replace(rule, **{of: getattr(other, of)}))
+                exchanged[j] = dataclasses.replace(other, **{of: getattr(rule, of)})
                 yield f"{rule.theirs} for {other.theirs}", exchanged
         groups = [group for group in table._groups(rule.axes.partition("->")[0]) if len(group) > 1]
         for group in groups:
@@ -216,7 +221,8 @@ def broken_tables(
 def _alike(rule: Rule, other: Rule, shapes: dict[str, tuple[int, ...]]) -> bool:
     first, second = (table.places_of(each, shapes, 0) for each in (rule, other))
     a, b = next(iter(first)), next(iter(second))
-    return a.shape == b.shape and len(a.index) == len(b.index)
+    of_as_many = rule.theirs != other.theirs or len(rule.layers) == len(other.layers)
+    return a.shape == b.shape and len(a.index) == len(b.index) and of_as_many
 
 
 def check_broken_tables(

@@ -94,6 +94,38 @@ def test_a_fused_tensor_is_the_parts_side_by_side(arrays, tmp_path):
     np.testing.assert_array_equal(found["h.2.out"].theirs([out]), out.reshape(8, 8).T)
 
 
+def test_parts_that_alternate_are_those_of_each_group(rng):
+    """Against the definition: rows of q, k and v of one group, then of the next."""
+    rule = Rule(("q", "k", "v"), "h.{n}.qkv", "(h k) d -> d h k", in_turn=True, turns=2)
+    shapes = {"q": (1, 5, 2, 3), "k": (1, 5, 2, 3), "v": (1, 5, 4, 2)}
+    parts = [rng.standard_normal(shape[1:]) for shape in shapes.values()]
+    (place,) = places([rule], shapes).values()
+    rows = [
+        part[:, head]
+        for group in range(2)
+        for part, heads in zip(parts, (1, 1, 2), strict=True)
+        for head in range(heads * group, heads * (group + 1))
+    ]
+    np.testing.assert_array_equal(place.theirs(parts), np.concatenate(rows, axis=1).T)
+    piece = (slice(1, 3), slice(1, 2), slice(0, 2))
+    for number, part in enumerate(parts):
+        np.testing.assert_array_equal(place.ours(place.theirs(parts), number, piece), part[piece])
+
+
+@pytest.mark.parametrize("axes", ["(h k) 1 w -> w h k", "w (h k) -> h w k"])
+def test_the_named_axis_has_the_opposite_order(rng, axes):
+    rule = Rule(("a", "b"), "h.{n}.taps", axes, reverse="w", in_turn=True)
+    shape = (4, 2, 3) if axes.startswith("(") else (2, 4, 3)
+    (place,) = places([rule], {"a": (1, *shape), "b": (1, *shape)}).values()
+    plain = Rule(("a", "b"), "h.{n}.taps", axes, in_turn=True)
+    (forwards,) = places([plain], {"a": (1, *shape), "b": (1, *shape)}).values()
+    parts = [rng.standard_normal(shape) for _ in "ab"]
+    turned = [np.flip(x, shape.index(4)) for x in parts]
+    np.testing.assert_array_equal(place.theirs(parts), forwards.theirs(turned))
+    for number, part in enumerate(parts):
+        np.testing.assert_array_equal(place.ours(place.theirs(parts), number), part)
+
+
 PEAK = """
 import json, pathlib, struct, sys
 import jax, numpy as np

@@ -171,6 +171,8 @@ EDITS = {
                 "start, place = sum(self.rows[:part])",
                 "start, place = 0",
             ),
+            "one_turn": ("theirs.reshape(self.turns, -1,", "theirs.reshape(1, -1,"),
+            "nothing_reversed": ("if group == (self.reverse,))", "if group == ())"),
             "experts_before_layers": ("rule.paths, index, left", "rule.paths, index[::-1], left"),
         },
     ),
@@ -203,6 +205,21 @@ EDITS = {
             "probabilities_as_they_are": ('if not config.get("norm_topk_prob"):', "if False:"),
             "one_expert_read": ("2, least=2)", "2, least=1)"),
             "one_expert_written": ("if model.experts_per_token < 2:", "if False:"),
+        },
+    ),
+    "transformer/interop/families/qwen3_next.py": (
+        "tests/interop/families/test_qwen3_next.py",
+        {
+            "gate_before_query": ('for name in ("query", "gate"))', 'for name in ("gate", "query"))'),
+            "taps_backwards": ('"reverse": "w", ', ""),
+            "one_turn_of_all_heads": ('"turns": kind.num_key_heads or kind.num_heads', '"turns": 1'),
+            "attention_comes_first": ("(i + 1) % every", "i % every"),
+            "one_key_head_read": ("if keys == 1 < values:", "if False:"),
+            "no_convolution_written": ("if kind.conv_width == 1:", "if False:"),
+            "any_mixer_written": (".mixer) not in TYPES:", ".mixer) not in [*TYPES, mixer]:"),
+            "layers_are_not_compared": ("    _check_same(model, keys)\n", ""),
+            "heads_of_the_base": ('kind.mixer == "gated"), model)', "False), model)"),
+            "further_predictions_are_refused": (r'r"mtp\..*", ', ""),
         },
     ),
     "transformer/interop/families/smollm3.py": (
@@ -298,7 +315,7 @@ EDITS = {
         "tests/interop/test_encoders.py",
         {
             "next_sentence_the_other_way": (
-                '"cls.seq_relationship.weight", "c d -> d c", reverse=True',
+                '"cls.seq_relationship.weight", "c d -> d c", reverse="c"',
                 '"cls.seq_relationship.weight", "c d -> d c"',
             ),
             "gamma_not_known": ('(r"LayerNorm\\.gamma$", "LayerNorm.weight"), ', ""),

@@ -41,6 +41,7 @@ from transformer.interop.families.marian import MARIAN
 from transformer.interop.families.mixtral import MIXTRAL, QWEN3_MOE
 from transformer.interop.families.olmo2 import OLMO2
 from transformer.interop.families.phi3 import PHI3
+from transformer.interop.families.qwen3_next import QWEN3_NEXT
 from transformer.interop.families.smollm3 import SMOLLM3
 from transformer.interop.families.t5 import MT5, T5
 from transformer.interop.family import Family
@@ -53,6 +54,7 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "qwen3": (QWEN3,),
     "mixtral": (MIXTRAL,),
     "qwen3_moe": (QWEN3_MOE,),
+    "qwen3_next": (QWEN3_NEXT,),
     "smollm3": (SMOLLM3,),
     "olmo2": (OLMO2,),
     "phi3": (PHI3,),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.interop.family import positive_number
+from transformer.interop.family import Values, positive_number, value_or
 from transformer.interop.json_files import as_list
 
 SCALINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,6 +60,29 @@ def read_rope(rope: Any, theta: Any, max_length: Any) -> dict[str, Any]:
     return keys
 
 
+def read_partial_rope(config: Values, theta: Any, fraction: str) -> dict[str, Any]:
+    """`read_rope` with the part of each head that is rotated: their key `fraction`, by default 0.25.
+
+    Raises:
+      UserError: a part below 1 with yarn, whose factor there is that of the rotated part alone.
+    """
+    rope = dict(value_or(config, "rope_scaling", value_or(config, "rope_parameters", {})))
+    part = rope.pop("partial_rotary_factor", value_or(config, fraction, 0.25))
+    keys = read_rope(rope, theta, config.get("max_position_embeddings"))
+    if part != 1 and rope.get("rope_type", rope.get("type")) == "yarn":
+        raise UserError(f"rope_type: 'yarn' with {fraction} {part!r}; only 1 is known here with it")
+    return keys | {"position_fraction": part}
+
+
+def write_partial_rope(model: Any, theta: str, fraction: str) -> dict[str, Any]:
+    """The reverse, as both older and newer versions read it; `theta` and `fraction` are the names of keys."""
+    scaled = write_rope(model)
+    if model.position_fraction != 1 and scaled["rope_type"] == "yarn":
+        raise UserError("model.position_scaling: 'yarn' with position_fraction below 1; such models have 1")
+    keys = {theta: model.position_base, fraction: model.position_fraction}
+    return keys | ({} if scaled["rope_type"] == "default" else {"rope_scaling": scaled})
+
+
 def write_rope(model: Any) -> dict[str, Any]:
     """Their `rope_parameters` without the base, for our config; raises `UserError` if they have no such, or a
     trained length that is not a whole number."""
@@ -106,10 +129,13 @@ def read_windows(
         return sliding
     if "sliding" not in names:
         return {}
-    period = next(
-        m for m in range(1, len(names) + 1) if all(a == b for a, b in zip(names, names[m:], strict=False))
-    )
-    return {"layers": names[:period], "layer_kinds": {"sliding": sliding, "full": {}}}
+    return {"layers": period_of(names), "layer_kinds": {"sliding": sliding, "full": {}}}
+
+
+def period_of(names: Sequence[str]) -> Sequence[str]:
+    """The shortest beginning of a sequence that gives it when repeated."""
+    lengths = range(1, len(names) + 1)
+    return names[: next(m for m in lengths if all(a == b for a, b in zip(names, names[m:], strict=False)))]
 
 
 def write_windows(

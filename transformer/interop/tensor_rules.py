@@ -5,8 +5,9 @@ A rule is one line, `Rule("blocks/attention/query/kernel", "model.layers.{n}.sel
 name has `{n}`, our parameter is stacked over layers on its first axis, with `{e}` too over experts on the
 next; the pattern leaves these out. A rule with several of our paths is for a fused tensor: the first axis of
 ours numbers the paths, as in "d (c h k) -> c d h k"; or with `in_turn` the paths, maybe of several sizes, lie
-one after another on the first axis of theirs, each with these axes. The axis `v` is the vocabulary, padded in
-ours (`vocab_multiple`). Of several axes that are one in ours all but one have their sizes in `sizes`.
+one after another on the first axis of theirs, each with these axes; with `turns` t in each of t equal parts
+of it. The axis `v` is the vocabulary, padded in ours (`vocab_multiple`). Of several axes that are one in ours
+all but one have their sizes in `sizes`.
 """
 
 import dataclasses
@@ -32,8 +33,8 @@ class Rule:
     """A tensor of theirs, the parameter or parameters of ours that it is, and its axes, theirs -> ours; "":
     the same.
 
-    `layers` are the numbers `{n}` of the layers that our parameter has, without it all. With `reverse` the
-    last axis of ours has the opposite order; `in_turn`: see above.
+    `layers` are the numbers `{n}` of the layers that our parameter has, without it all. The axis `reverse` of
+    the pattern has the opposite order in ours; `in_turn` and `turns`: see above.
     """
 
     ours: str | tuple[str, ...]
@@ -41,8 +42,9 @@ class Rule:
     axes: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict, hash=False)
     layers: tuple[int, ...] = ()
-    reverse: bool = False
+    reverse: str = ""
     in_turn: bool = False
+    turns: int = 1
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -66,12 +68,18 @@ class Place:
     right: tuple[tuple[str, ...], ...]
     sizes: Mapping[str, int]
     padded: tuple[int, ...]
-    reverse: bool = False
+    reverse: str = ""
+    turns: int = 1
 
     @property
     def numbered(self) -> bool:
         """Whether the first axis of ours numbers the paths."""
         return len(self.paths) > 1
+
+    @property
+    def flipped(self) -> tuple[int, ...]:
+        """The axis of our parameters that has the opposite order, or ()."""
+        return tuple(i for i, group in enumerate(self.right[self.numbered :]) if group == (self.reverse,))
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -87,7 +95,7 @@ class Place:
         mapped from a file little more than the piece is read. Vocabulary padding is zero."""
         x = self._permuted(theirs, self.left, self.right)
         x = x[part] if self.numbered else x
-        x = x[..., ::-1] if self.reverse else x
+        x = np.flip(x, self.flipped)
         if piece is None:
             piece = tuple(slice(0, size) for size in self.padded)
         # Vocabulary padding, which theirs does not have, is left out of what is read.
@@ -100,7 +108,7 @@ class Place:
         axes = self.right[1:] if len(self.paths) > 1 else self.right
         sizes = [math.prod(self.sizes[axis] for axis in group) for group in axes]
         cut = [x[tuple(slice(0, size) for size in sizes)] for x in ours]
-        cut = [x[..., ::-1] for x in cut] if self.reverse else cut
+        cut = [np.flip(x, self.flipped) for x in cut]
         return self._permuted(np.stack(cut) if len(self.paths) > 1 else cut[0], self.right, self.left)
 
     def _permuted(self, x: np.ndarray, left: tuple, right: tuple) -> np.ndarray:
@@ -111,7 +119,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Row(Place):
-    """Several places, one after another on the first axis of one tensor."""
+    """Several places, one after another on the first axis of one tensor, or of each of its `turns` parts."""
 
     parts: tuple[Place, ...] = ()
     numbered = False
@@ -135,12 +143,17 @@ class Row(Place):
 
     def ours(self, theirs: np.ndarray, part: int, piece: Slices | None = None) -> np.ndarray:
         """See `Place`."""
-        start, place = sum(self.rows[:part]), self.parts[part]
-        return place.ours(theirs[start : start + place.shape[0]], 0, piece)
+        start, place = sum(self.rows[:part]) // self.turns, self.parts[part]
+        own = self._in_turns(theirs)[:, start : start + place.shape[0] // self.turns]
+        return place.ours(own.reshape(place.shape), 0, piece)
 
     def theirs(self, ours: Iterable[np.ndarray]) -> np.ndarray:
         """See `Place`."""
-        return np.concatenate([part.theirs([x]) for part, x in zip(self.parts, ours, strict=True)])
+        parts = [self._in_turns(part.theirs([x])) for part, x in zip(self.parts, ours, strict=True)]
+        return np.concatenate(parts, axis=1).reshape(self.shape)
+
+    def _in_turns(self, theirs: np.ndarray) -> np.ndarray:
+        return theirs.reshape(self.turns, -1, *theirs.shape[1:])
 
 
 def places(
@@ -200,7 +213,7 @@ def _of_rule(rule: Rule, shape: tuple[int, ...], vocab_size: int) -> Iterator[Pl
         for letter, number in zip(stacked, index, strict=True):
             in_layers = letter == "{n}" and rule.layers
             name = name.replace(letter, str(rule.layers[number] if in_layers else number))
-        yield Place(name, theirs, rule.paths, index, left, right, sizes, own, rule.reverse)
+        yield Place(name, theirs, rule.paths, index, left, right, sizes, own, rule.reverse, rule.turns)
 
 
 def _groups(side: str) -> tuple[tuple[str, ...], ...]:

@@ -47,7 +47,7 @@ def half_paths(kernel: str) -> tuple[str, str]:
 
 def is_linear(place: Place) -> bool:
     """Whether a tensor is the kernel of a linear layer, not a table or one of many experts."""
-    plain = len(place.left) == 2 and len(place.index) <= 1 and not place.reverse
+    plain = len(place.left) == 2 and len(place.index) <= 1 and not place.reverse and place.turns == 1
     return plain and all(path.endswith("/kernel") for path in place.paths)
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from transformer.errors import UserError
-from transformer.interop.attention_keys import ROPE, read_rope, write_rope
+from transformer.interop.attention_keys import ROPE, read_partial_rope, write_partial_rope
 from transformer.interop.families.gpt2 import GELU
 from transformer.interop.family import DECODERS, Family, Key, Values, positive_number, value_or
 from transformer.interop.harmless import GENERATION
@@ -30,28 +29,15 @@ def rules(model: Any) -> Iterator[Rule]:
 
 
 def read(config: Values) -> dict[str, Any]:
-    """Rotary positions in a part of each head, and the dropout of embeddings.
-
-    Raises:
-      UserError: such positions with yarn, whose factor there is that of the rotated part alone.
-    """
-    rope = dict(value_or(config, "rope_scaling", value_or(config, "rope_parameters", {})))
-    fraction = rope.pop("partial_rotary_factor", value_or(config, "rotary_pct", 0.25))
+    """Rotary positions in a part of each head, and the dropout of embeddings."""
     theta = positive_number(config, "rotary_emb_base", 10_000.0)
-    keys = read_rope(rope, theta, config.get("max_position_embeddings"))
-    if fraction != 1 and rope.get("rope_type", rope.get("type")) == "yarn":
-        raise UserError(f"rope_type: 'yarn' with rotary_pct {fraction!r}; only 1 is known here with it")
-    rate = value_or(config, "hidden_dropout", 0.0)
-    return keys | {"position_fraction": fraction, "embedding_dropout": rate}
+    keys = read_partial_rope(config, theta, "rotary_pct")
+    return keys | {"embedding_dropout": value_or(config, "hidden_dropout", 0.0)}
 
 
 def write(model: Any) -> dict[str, Any]:
-    """The reverse of `read`, as both older and newer versions read it."""
-    scaled = write_rope(model)
-    if model.position_fraction != 1 and scaled["rope_type"] == "yarn":
-        raise UserError("model.position_scaling: 'yarn' with position_fraction below 1; such models have 1")
-    keys = {"rotary_emb_base": model.position_base, "rotary_pct": model.position_fraction}
-    return keys | ({} if scaled["rope_type"] == "default" else {"rope_scaling": scaled})
+    """The reverse of `read`."""
+    return write_partial_rope(model, "rotary_emb_base", "rotary_pct")
 
 
 GPT_NEOX = Family(

@@ -48,8 +48,8 @@ def pretraining(model: Any) -> Iterator[Rule]:
     """BERT with both heads. Their first class is that the second text follows, ours the second."""
     yield from masked(model)
     yield from linear("pooler/dense", "bert.pooler.dense")
-    yield Rule("next/classes/kernel", "cls.seq_relationship.weight", "c d -> d c", reverse=True)
-    yield Rule("next/classes/bias", "cls.seq_relationship.bias", "c -> c", reverse=True)
+    yield Rule("next/classes/kernel", "cls.seq_relationship.weight", "c d -> d c", reverse="c")
+    yield Rule("next/classes/bias", "cls.seq_relationship.bias", "c -> c", reverse="c")
 
 
 def bare(model: Any) -> Iterator[Rule]:
