@@ -239,8 +239,12 @@ EDITS = {
         },
     ),
     "transformer/interop/attention_keys.py": (
-        "tests/interop/families/test_llama.py tests/interop/families/test_gemma.py",
+        "tests/interop/families/test_llama.py tests/interop/families/test_gemma.py "
+        "tests/interop/families/test_further_decoders.py",
         {
+            "whole_heads_rotated": ('rope.pop("partial_rotary_factor", ', 'rope.pop("partial_rotary_", '),
+            "yarn_of_a_part_read": ("if part != 1 and rope", "if False and rope"),
+            "yarn_of_a_part_written": ("if model.position_fraction != 1 and", "if False and"),
             "no_scaling": ('if scaling == "none" or factor == 1:', "if True:"),
             "length_rounded": ("if not math.isclose(length, round(length)):", "if False:"),
             "one_layer_late": (
@@ -327,13 +331,10 @@ EDITS = {
         {
             "parts_before_heads": ('"(h c k) d -> c d h k"', '"(c h k) d -> c d h k"'),
             "biases_before_heads": ('"(h c k) -> c h k"', '"(c h k) -> c h k"'),
-            "whole_heads_rotated": ('rope.pop("partial_rotary_factor", ', 'rope.pop("partial_rotary_", '),
             "one_norm_for_both": (
                 'Key("parallel_norms", "use_parallel_residual", True)',
                 'Key("parallel_norms", "none", False)',
             ),
-            "yarn_of_a_part_read": ("if fraction != 1 and rope", "if False and rope"),
-            "yarn_of_a_part_written": ("if model.position_fraction != 1 and", "if False and"),
             "newer_name_of_the_output": ('    renamed=((r"^lm_head\\.", "embed_out."),),\n', ""),
         },
     ),
