@@ -204,8 +204,8 @@ def _check_same(model: Any, written: Values) -> None:
     """Raises `UserError` for a layer that is not the same function when it is read again."""
     theirs = {key.theirs: key.write(model) for key in QWEN3_NEXT.keys} | dict(written)
     again = from_values(type(model), QWEN3_NEXT.model(theirs))
-    for name, other in zip(names_of(model), names_of(again), strict=True):
-        ours, same = model.kinds[name], again.kinds[other].function()
+    for name, kind in zip(names_of(model), names_of(again), strict=True):
+        ours, same = model.kinds[name], again.kinds[kind].function()
         for key, value in ours.function().items():
             unread = ours.mixer == "gated_delta" and key.startswith("position")
             if key not in model.harmless and not unread and same.get(key, value) != value:
