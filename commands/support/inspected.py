@@ -31,6 +31,9 @@ def subject_of(run: Any, params: Any, flags: argparse.Namespace) -> Subject:
     if INSTRUMENTS[kind].decoder and not _continues(model):
         name = experiment.config.experiment
         raise UserError(f"--instrument={kind}: {name}; expected a run whose decoder continues a text")
+    if isinstance(model, EncoderDecoder):
+        name = experiment.config.experiment
+        raise UserError(f"--instrument={kind}: {name}; expected a run of a decoder or an encoder")
     readings = {
         name: _reading(experiment, f"--{name}", prompt)
         for name in ("prompt", "against")
@@ -47,7 +50,7 @@ def subject_of(run: Any, params: Any, flags: argparse.Namespace) -> Subject:
         lambda tokens: _names(experiment, tokens),
         lambda params, batch: experiment.loss(params, batch, jax.random.key(0), False),
         batches,
-        lambda batch: _tokens(model, batch),
+        lambda batch: _tokens(experiment, batch),
         vars(flags),
         experiment.config.model.max_length,
         " " if _tokenizer(experiment) is None else "",
@@ -101,15 +104,20 @@ def _check_length(experiment: Any, flag: str, count: int) -> None:
         raise UserError(f"{flag}: {count:,} tokens; the model reads {most:,} (model.max_length)")
 
 
-def _tokens(model: Any, batch: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens (b, t) of a batch, and which of them are not padding."""
+def _tokens(experiment: Any, batch: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens (b, t) of a batch, and which of them are not padding. Raises `UserError` if the model reads
+    several texts."""
+    model = experiment.model
     if isinstance(model, VisionTransformer):
         c = model.config
         mean_bt = patches(jnp.asarray(batch["images"], jnp.float32), c.patch_size).mean(-1)
         tokens_bt = np.asarray(mean_bt * LEVELS / 256, np.int32)
         tokens_bt = np.pad(tokens_bt, ((0, 0), (int(c.pooling == "cls"), 0)), constant_values=LEVELS)
-    else:
+    elif "tokens" in batch:
         tokens_bt = np.asarray(batch["tokens"])
+    else:
+        name = experiment.config.experiment
+        raise UserError(f"--instrument: the data of {name}; expected a run of a decoder or an encoder")
     if "segments" in batch:
         return tokens_bt, np.asarray(batch["segments"]) > 0
     weights_b = np.asarray(batch["weights"]).reshape(len(tokens_bt), -1).max(axis=1)

@@ -8,9 +8,11 @@ import pytest
 import launch
 from commands.support.inspected import subject_of
 from tests import runs
+from transformer.errors import UserError
 from transformer.interpret.activations import unrolled
 from transformer.interpret.instruments import INSTRUMENTS
 from transformer.interpret.interventions import Interventions, logits, zero
+from transformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from workdir.opening import load
 
 pytestmark = [pytest.mark.usefixtures("in_root", "drawn"), pytest.mark.thorough]
@@ -221,6 +223,15 @@ def test_texts_of_encoders_are_framed_and_patches_are_levels(encoders):
     tokens_t, types_t = data.special_tokens.build_input(parts)
     x_btd = model.apply({"params": params}, tokens_t[None], types_bt=types_t[None], method="encode")
     np.testing.assert_allclose(reading.forward(params), x_btd, atol=1e-5)
+    with pytest.raises(
+        UserError, match=r"^--instrument: the data of masked_lm; expected a run of a decoder or"
+    ):
+        subject_of(run, params, flags).tokens({})
+    run.experiment.model = EncoderDecoder(EncoderDecoderConfig(), 19)
+    with pytest.raises(
+        UserError, match=r"^--instrument=attention_rollout: masked_lm; expected a run of a dec"
+    ):
+        subject_of(run, params, flags)
     run, params = load(encoders / "vision")
     flags.prompt = None
     subject = subject_of(run, params, flags)

@@ -1,22 +1,28 @@
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.interpret.subjects import subject_of
+from transformer.errors import UserError
 from transformer.interpret.instruments.sparse_autoencoder import (
     decode,
     encode,
     initial,
     mean_loss,
+    site_of,
     table,
     trained,
 )
 from transformer.interpret.interventions import Edit, zero
+from transformer.sums import Sum
 
 
-def test_the_largest_features_alone_are_active(rng):
+@pytest.mark.parametrize("shift", [0, -3])
+def test_the_largest_features_alone_are_active(rng, shift):
     x_md = rng.normal(size=(6, 5)).astype(np.float32)
-    sae = initial(x_md, 12) | {"threshold": jnp.asarray(rng.normal(size=12))}
+    sae = initial(x_md, 12) | {"threshold": jnp.asarray(rng.normal(size=12) + shift)}
     features_mf = np.asarray(encode(sae, x_md, 3))
     bias, encoder, threshold = (
         np.asarray(sae[name], np.float64) for name in ("bias", "encoder", "threshold")
@@ -55,6 +61,18 @@ def test_the_loss_is_that_of_the_edited_model(rng):
     assert whole == pytest.approx(float(sum(t.total for t in terms) / sum(t.weight for t in terms)), rel=1e-5)
     assert mean_loss(subject, Edit("blocks/0", lambda path, x, _: x)) == pytest.approx(whole, rel=1e-6)
     assert abs(mean_loss(subject, zero("blocks/0")) - whole) > 1e-3
+
+
+def test_one_site_is_read_and_a_loss_has_targets(rng):
+    subject = subject_of(rng)
+    assert site_of(subject, "") == "blocks/0"
+    with pytest.raises(UserError, match=r"^--site: 'blocks/\*' fits blocks/0, blocks/1; expected one path"):
+        site_of(subject, "blocks/*")
+    empty = dataclasses.replace(
+        subject, loss=lambda params, batch: {"loss": Sum.of(jnp.ones(2), jnp.zeros(2))}
+    )
+    with pytest.raises(UserError, match=r"^--batches: the batches have no targets"):
+        mean_loss(empty)
 
 
 @pytest.mark.thorough

@@ -152,9 +152,9 @@ EDITS = {
                 "(jnp.arange(heads)[:, None] == head) &",
                 "(jnp.arange(heads)[:, None] >= 0) &",
             ),
-            "later_layers_see_it_too": (
+            "earlier_layers_see_it_too": (
                 "layer == _layer(path), change_1td",
-                "layer <= _layer(path), change_1td",
+                "layer >= _layer(path), change_1td",
             ),
             "the_logits_see_it_always": ("layer == n, change_1td", "layer <= n, change_1td"),
             "senders_write_the_opposite": ("heads[path] - base[path]", "base[path] - heads[path]"),
@@ -211,6 +211,8 @@ EDITS = {
                 'sae[name] * scale for name in ("bias", "threshold")',
                 'sae[name] * 1 for name in ("bias", "threshold")',
             ),
+            "several_sites_are_one": ("if pattern and len(paths) > 1:", "if False:"),
+            "losses_without_targets": ("if not (weight := ", "if None is (weight := "),
             "edits_are_ignored": ("with Interventions(*edits):", "with Interventions():"),
             "recovered_of_the_loss": ("(zero - ours) / (zero - whole)", "(ours - whole) / (zero - whole)"),
         },

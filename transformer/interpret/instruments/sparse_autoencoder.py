@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from transformer.errors import UserError
 from transformer.interpret.instruments.base import Subject, Table
 from transformer.interpret.instruments.neurons import TOPS, Contexts, table_of, top_activations
 from transformer.interpret.interventions import Edit, Interventions
@@ -63,12 +64,27 @@ def trained(x_md: np.ndarray, features: int, steps: int, active: int = ACTIVE, s
     return sae | {name: sae[name] * scale for name in ("bias", "threshold")}
 
 
+def site_of(subject: Subject, pattern: str) -> str:
+    """The only path of a pattern; "": the output of the first block, of several models that of the last.
+
+    Raises:
+      UserError: a pattern fits several paths.
+    """
+    values = next(subject.recorded("validation", pattern or "**blocks/0")).values
+    paths = [path for path in values if "#" not in path]
+    if pattern and len(paths) > 1:
+        raise UserError(f"--site: {pattern!r} fits {', '.join(paths)}; expected one path")
+    return paths[-1]
+
+
 def mean_loss(subject: Subject, *edits: Edit) -> float:
-    """The mean loss of the validation split with edits."""
+    """The mean loss of the validation split with edits. Raises `UserError` if it has no targets."""
     loss = jax.jit(lambda params, batch: subject.loss(params, batch)["loss"])
     with Interventions(*edits):
         terms = [loss(subject.params, batch) for batch in subject.batches("validation")]
-    return float(sum(float(term.total) for term in terms) / sum(float(term.weight) for term in terms))
+    if not (weight := sum(float(term.weight) for term in terms)):
+        raise UserError("--batches: the batches have no targets; expected more of them")
+    return sum(float(term.total) for term in terms) / weight
 
 
 def table(subject: Subject) -> Table:
@@ -77,7 +93,7 @@ def table(subject: Subject) -> Table:
     1 - sum |x - y|^2 / sum |x - mean|^2, the variance explained; L0, the features that are active at a token;
     and (L(0) - L(y)) / (L(0) - L(x)), the loss recovered, where L(z) is the loss of the model with z at the
     place of x."""
-    site = subject.options["site"] or "**blocks/0"
+    site = site_of(subject, subject.options["site"] or "")
     parts = [Contexts(subject).valid(batch, *batch.values) for batch in subject.recorded("train", site)]
     x_md = np.concatenate(parts)
     steps = subject.options["steps"] or STEPS
@@ -99,6 +115,8 @@ def table(subject: Subject) -> Table:
         mean_loss(subject, *edits)
         for edits in ((), (Edit(site, lambda path, x, _: 0.0),), (Edit(site, rebuilt),))
     )
+    if zero == whole:
+        raise UserError(f"--site: the loss does not depend on {site}; expected a path that it does")
     units = [f"feature_{i}" for i in range(len(tops.mean_f))]
     table = table_of(f"the tokens at which features of {site} are largest", tops, units, contexts)
     dead = np.mean(tops.active_f == 0)
