@@ -176,6 +176,41 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(source, teacher, tmp_path
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.thorough
+def test_verify_reads_the_teacher_of_a_run_and_of_its_shadow(source, teacher, tmp_path, capfd):
+    keys = {"teacher": teacher, "loss.divergence": "reverse", "parallel.microbatches": "2"}
+    command = flags(source, "", keys | {"loss.chunk_size": "8", "model.dtype": "bfloat16"})
+    assert launch.main(["--mode=verify", *(flag for flag in command if "--workdir" not in flag)]) == 0
+    assert "within their bounds" in capfd.readouterr().out
+
+
+@pytest.mark.thorough
+def test_measured_layers_are_those_of_the_student(source, teacher, tmp_path):
+    """Whose steps have the teacher's parameters as an argument and learn what plain ones learn."""
+    found, measures = {}, {"train.log_norms": "True", "train.log_attention": "True", "train.log_every": "2"}
+    for name, more in {"plain": {}, "measured": measures}.items():
+        keys = {"teacher": teacher, "train.steps": "4", **more}
+        assert launch.main(flags(source, tmp_path / name, keys)) == 0
+        found[name] = runs.state(tmp_path / name).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found.values())
+    lines = [json.loads(line) for line in (tmp_path / "measured" / "metrics.jsonl").read_text().splitlines()]
+    names = {name for line in lines for name in line}
+    assert {"train/attention/entropy/blocks/0", "train/norms/activation/blocks/0"} <= names
+
+
+def test_a_measuring_step_has_the_teacher_as_an_argument(source, teacher, tmp_path):
+    run, state, batch = opened(source, tmp_path, teacher=teacher, train__log_norms="True")
+    step = run.train_step()
+    with run.placed():
+        for program in (step.step.plain, step.step.measured):
+            shapes = [
+                x.shape for x in jax.tree.leaves(program.function.lower(state, batch, step.teacher).args_info)
+            ]
+            assert any(48 in shape for shape in shapes)
+            constants = program.function.trace(state, batch, step.teacher).jaxpr.consts
+            assert not any(48 in np.shape(x) for x in constants)
+
+
 def test_mistakes_are_one_line_before_anything_is_written(source, teacher, tmp_path, capfd):
     for keys, message in (
         ({"teacher": str(tmp_path / "none")}, "config.teacher: "),
@@ -192,3 +227,6 @@ def test_mistakes_are_one_line_before_anything_is_written(source, teacher, tmp_p
         error = capfd.readouterr().err
         assert message in error and error.count("error:") == 1 and "Traceback" not in error
         assert not (tmp_path / "run").exists()
+    plan = [f"--config={TINY}", f"--config.data.source={source}", f"--config.teacher={teacher}"]
+    assert launch.main(["--mode=plan", *plan]) == 2
+    assert f"config.teacher: {teacher} is not read by" in capfd.readouterr().err

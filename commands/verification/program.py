@@ -104,7 +104,10 @@ def shadow_of(run: Run) -> Run:
     data: Any = run.experiment.data
     experiment = find_experiment(plain.experiment)(plain, **data.kept())
     experiment.origin = run.experiment.origin
-    return Run(experiment, plain, run.workdir, run.lengths, devices=jax.devices()[:1])
+    shadow = Run(experiment, plain, run.workdir, run.lengths, devices=jax.devices()[:1])
+    if experiment.around:
+        experiment.around(shadow, shadow.jitted())  # reads what its steps need: a teacher's parameters
+    return shadow
 
 
 class Pair:

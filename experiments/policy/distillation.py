@@ -27,7 +27,7 @@ from transformer.training.checkpoints.checksums import checksums
 from transformer.training.checkpoints.initialize import Checkpoint, Origin
 from transformer.training.experiment import Batch, Params
 from transformer.training.losses.logits_memory import chunked
-from transformer.training.losses.token_losses import LossConfig
+from transformer.training.losses.token_losses import LossConfig, model_terms
 from transformer.training.metrics import Sum
 from transformer.training.parallel import rows_here
 from transformer.training.run import Run
@@ -150,7 +150,7 @@ class Distillation(Chat):
             return super().loss(params, batch, rng, train)
         c, vocab_size, (model, placed) = self.config.loss, self.model.vocab_size, self.teacher
         teacher = placed if self._placed is None else self._placed
-        x_btd = self.hidden(params, batch, train=train, rngs={"dropout": rng})
+        x_btd, sown = self.hidden(params, batch, train=train, rngs={"dropout": rng}, mutable="terms")
         inputs = {"segments_bt": batch["segments"], "positions_bt": batch["positions"], "method": "hidden"}
         y_bte = jax.lax.stop_gradient(model.apply({"params": teacher}, batch["tokens"], **inputs))
 
@@ -167,7 +167,8 @@ class Distillation(Chat):
         width, both_btf = x_btd.shape[-1], jnp.concatenate([x_btd, y_bte.astype(x_btd.dtype)], axis=-1)
         loss_bt, nll_bt = chunked(head, both_btf, batch["targets"], c.chunk_size)
         terms = {"loss": c.temperature**2 * loss_bt, "nll": jax.lax.stop_gradient(nll_bt)}
-        return {name: Sum.of(value_bt, batch["weights"]) for name, value_bt in terms.items()}
+        sums = {name: Sum.of(value_bt, batch["weights"]) for name, value_bt in terms.items()}
+        return sums | model_terms(sown, len(batch["tokens"]), {})
 
     @contextlib.contextmanager
     def taught_by(self, teacher: Params) -> Iterator[None]:
@@ -186,8 +187,11 @@ class Distillation(Chat):
           UserError: there is no such run, or its tokenizer, model or longest text does not fit the student's.
         """
         c = self.config
+        if self.origin is None:
+            problem = f"{c.teacher} is not read by a command that reads no data"
+            raise UserError(f"config.teacher: {problem}; with --config.teacher='' it is of the student alone")
         try:
-            origin = (self.origin or Checkpoint.named)(c.teacher)
+            origin = self.origin(c.teacher)
         except UserError as error:
             raise UserError(str(error).replace("initialize_from", "teacher", 1)) from None
         model = self._checked(origin).build(self.data.tokenizer.vocab_size)

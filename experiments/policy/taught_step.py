@@ -10,12 +10,12 @@ from experiments.policy.rollouts import fill
 from transformer.data.loader import HostBatch
 from transformer.devices import on_host
 from transformer.training.experiment import Batch, Params
-from transformer.training.extras.measured import asks_measures
+from transformer.training.extras.measured import asks_measures, at_logged
 from transformer.training.metrics import Sum
 from transformer.training.parallel import rows_here
 from transformer.training.run import Run
 from transformer.training.state import State
-from transformer.training.step import CompiledStep
+from transformer.training.step import CompiledStep, TrainStep
 
 
 class TaughtStep:
@@ -26,16 +26,11 @@ class TaughtStep:
     that `ended`."""
 
     def __init__(self, experiment: Any, run: Run, step: Any) -> None:
-        self.experiment, self.run, self.step = experiment, run, step
-        self.measures = asks_measures(run.config.train)  # a step of these has the teacher in its program
-        plain = run.make_step()
-
-        def taught(state: State, batch: Batch, teacher: Params) -> tuple[State, dict[str, Sum]]:
-            with experiment.taught_by(teacher):
-                return plain(state, batch)
-
-        if not self.measures:
-            self.step = CompiledStep(run.jitted(taught), run.compiler_options)  # type: ignore[arg-type]
+        self.experiment, self.run = experiment, run
+        self.teacher: Params = experiment.teacher[1]  # read here, where no program is traced
+        plain = CompiledStep(run.jitted(self._taught(run.make_step())), run.compiler_options)
+        measures = asks_measures(run.config.train)
+        self.step: Any = at_logged(run, plain, step.done, self._taught) if measures else plain
 
     @property
     def memory_gb(self) -> float | None:
@@ -47,8 +42,17 @@ class TaughtStep:
         metrics: dict[str, Sum] = {}
         if self.experiment.config.rollout.share:
             batch, metrics = self._answered(state, batch)
-        state, terms = self.step(state, batch, *(() if self.measures else (self.experiment.teacher[1],)))
+        state, terms = self.step(state, batch, self.teacher)
         return state, terms | metrics
+
+    def _taught(self, step: TrainStep) -> Any:
+        """The step as a function of (state, batch, the teacher's parameters)."""
+
+        def taught(state: State, batch: Batch, teacher: Params) -> tuple[State, dict[str, Sum]]:
+            with self.experiment.taught_by(teacher):
+                return step(state, batch)
+
+        return taught
 
     def _answered(self, state: State, batch: Batch) -> tuple[Batch, dict[str, Sum]]:
         """The prompts with their answers. With several processes all must call this."""

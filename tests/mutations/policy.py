@@ -29,6 +29,7 @@ EDITS = {
                 "(most := theirs.model.max_length) < (length",
                 "(most := theirs.model.max_length) < 0 * (length",
             ),
+            "unmeasured": ('sums | model_terms(sown, len(batch["tokens"]), {})', "sums"),
             "late_errors": ("            _ = self.teacher  #", "            pass  #"),
             "a_teacher_that_may_change": (
                 "        if config.teacher:\n",
@@ -42,6 +43,14 @@ EDITS = {
             "never_drawn": ("< e.config.rollout.share", "< 0 * e.config.rollout.share"),
             "always_drawn": ("        if drawn:\n", "        if True:\n"),
             "prompts_too": ("= learned[1:]", "= 1"),
+            "a_constant": (
+                "with self.experiment.taught_by(teacher):",
+                "with self.experiment.taught_by(self.teacher):",
+            ),
+            "measured_without": (
+                "step.done, self._taught)",
+                "step.done, lambda step: lambda *x: step(*x[:2]))",
+            ),
         },
     ),
     "experiments/policy/estimators.py": (

@@ -26,16 +26,16 @@ class AtLogged:
         """`done` is the number of steps that have been made."""
         self.plain, self.measured, self.done, self._every = plain, measured, done, every
 
-    def __call__(self, state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
-        """The next step."""
-        self.compile(state, batch)
+    def __call__(self, state: State, batch: Batch, *more: Any) -> tuple[State, dict[str, Sum]]:
+        """The next step; `more` are further arguments of the programs."""
+        self.compile(state, batch, *more)
         self.done += 1
-        return (self.measured if is_due(self._every, self.done) else self.plain)(state, batch)
+        return (self.measured if is_due(self._every, self.done) else self.plain)(state, batch, *more)
 
-    def compile(self, state: State, batch: Batch) -> None:
+    def compile(self, *arguments: Any) -> None:
         """Compiles both for these arguments, if they have not been."""
         for program in (self.plain, self.measured):
-            program.compile(state, batch)
+            program.compile(*arguments)
 
     @property
     def memory_gb(self) -> float | None:
@@ -95,12 +95,15 @@ def asks_measures(config: Any) -> bool:
     return config.log_norms or config.log_attention
 
 
-def at_logged(run: Any, plain: CompiledStep, done: int) -> AtLogged:
-    """The step that also measures every layer where metrics are logged."""
+def at_logged(
+    run: Any, plain: CompiledStep, done: int, wrap: Callable[[TrainStep], Any] = lambda step: step
+) -> AtLogged:
+    """The step that also measures every layer where metrics are logged; `wrap` gives it the arguments of
+    `plain`."""
     c = run.config.train
     options = {"norms": layer_norms(run.layers)} if c.log_norms else {}
     make_measures = run.experiment.measures
     measures = make_measures and make_measures(c.log_norms, c.log_attention)
     step = run.make_step(**options)
-    step = run.jitted(measuring(step, measures) if measures else step)
+    step = run.jitted(wrap(measuring(step, measures) if measures else step))
     return AtLogged(plain, CompiledStep(step, run.compiler_options), c.log_every, done)
