@@ -127,7 +127,8 @@ EDITS = {
         },
     ),
     "transformer/data/chat/dialogues.py": (
-        "tests/data/chat/test_chat.py tests/data/sources/test_places.py",
+        "tests/data/chat/test_chat.py tests/data/chat/test_message_fields.py "
+        "tests/data/sources/test_places.py",
         {
             "texts_are_unwrapped": ('value = {"content": value}', "value = parse_json(value)"),
             "answers_of_the_user": (
@@ -140,7 +141,22 @@ EDITS = {
             "the_end_not_learned": ("stop = len(new) - new[::-1]", "stop = len(new) - 1 - new[::-1]"),
             "any_answer_of_a_pair": ("marks_m[: np.flatnonzero(~marks_m)[-1]] = False", "pass"),
             "pieces_alone": ("if joined[: len(head)] == head else", "if False else"),
-            "special_tokens_from_text": ('if name in message["content"]:', "if False:"),
+            "special_tokens_from_text": ("if any(name in text for text in texts):", "if False:"),
+            "tools_are_dropped": ("[with_tools(messages, first.get(TOOLS)) for", "[messages for"),
+            "left_out_in_silence": ("        self.template.check_written(messages)\n", ""),
+            "examples_are_unchecked": (
+                'Raises as `encode`."""\n        self._check(messages)\n        try:',
+                'Raises as `encode`."""\n        try:',
+            ),
+            "answers_without_weight_too": (
+                'if m["role"] == "assistant" and m.get("weight") != 0]',
+                'if m["role"] == "assistant"]',
+            ),
+            "without_what_is_before": (
+                "self._encode(messages[: i + 1], last",
+                "self._encode(messages[i:], last",
+            ),
+            "one_example": ("last_only=True) for i in learned)", "last_only=True) for i in learned[-1:])"),
         },
     ),
     "transformer/data/chat/chat_template.py": (
@@ -158,6 +174,40 @@ EDITS = {
                 "for key in UNREAD if message.get(key)",
                 "for key in () if message.get(key)",
             ),
+        },
+    ),
+    "transformer/data/chat/message_fields.py": (
+        "tests/data/chat/test_message_fields.py",
+        {
+            "calls_of_anyone": ('and message["role"] != "assistant":', "and False:"),
+            "tools_anywhere": ('if not where.endswith(" 1"):', "if False:"),
+            "any_calls": ("all(map(_is_call, value))", "True"),
+            "unnamed_calls": (' and bool(function["name"])', ""),
+            "any_reasoning": ("if key not in (CALLS, TOOLS) and not isinstance(value, str):", "if False:"),
+            "half_characters": ("            check_text(text, lambda: where)\n", "            pass\n"),
+            "tools_are_any_list": ("all(isinstance(tool, Mapping) for tool in value)", "True"),
+            "keys_of_objects": ("            yield from texts_in(key, where)\n", ""),
+            "the_first_call": ("for k in range(len(calls)):", "for k in range(len(calls[:1])):"),
+            "results_may_be_left_out": ('if message["role"] == "tool":', "if False:"),
+            "tools_may_be_left_out": ("if messages and TOOLS in messages[0]:", "if False:"),
+            "reasoning_may_be_left_out": (
+                "for key in REASONING if key in message]\n        calls",
+                "for key in ()]\n        calls",
+            ),
+            "all_that_follows": (
+                "[*before, message], [*before, altered]",
+                "[*messages], [*before, altered, *messages[i + 1 :]]",
+            ),
+            "calls_are_no_text": ("for key in (CALLS, TOOLS) if key in message]", "for key in ()]"),
+        },
+    ),
+    "transformer/data/chat/sequences.py": (
+        "tests/data/chat/test_chat.py",
+        {
+            "records_are_examples": ("records.append(record)", "records.append(len(records))"),
+            "no_place": ('raise UserError(f"{source.place(index)}: {error}") from None', "raise"),
+            "all_answers": ("tokens.examples(messages, source.last_only)", "tokens.examples(messages)"),
+            "the_first_token": ("int(answers_m.argmax())", "0"),
         },
     ),
     "transformer/data/chat/template_process.py": (

@@ -432,9 +432,10 @@ def test_an_answer_without_weight_is_read_and_not_learned(tmp_path, unlearned):
     [
         (
             {"tool_calls": [{"type": "function"}]},
-            "message 2: tool_calls [{'type': 'function'}], which is not read",
+            "message 2: tool_calls [{'type': 'function'}]; expected [{",
         ),
-        ({"reasoning_content": "so"}, "message 2: reasoning_content 'so', which is not read"),
+        ({"reasoning_content": "so"}, "message 2: reasoning_content is not read: the chat template writes"),
+        ({"function_call": {"name": "f"}}, "message 2: function_call {'name': 'f'}, which is not read"),
         ({"weight": 0.5}, "message 2: weight 0.5; expected 0 or 1"),
         ({"train": "no"}, "message 2: train 'no'; expected 0 or 1"),
         ({"role": "user", "train": True}, "message 2: train True of the user; only answers are learned"),
@@ -452,8 +453,8 @@ def test_what_a_message_says_besides_its_text_is_followed_or_refused(tmp_path, m
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_record_with_tools_is_refused(tmp_path, kind):
-    records = [GOOD | {"tools": "[]", "system": ""}, GOOD | {"tools": '[{"type": "function"}]', "system": ""}]
+def test_a_record_with_functions_is_refused(tmp_path, kind):
+    records = [GOOD | {"functions": "[]", "system": ""}, GOOD | {"functions": '[{"a": 1}]', "system": ""}]
     source = write(tmp_path, records)
     if kind == "parquet":
         from pyarrow import Table, parquet
@@ -461,7 +462,9 @@ def test_a_record_with_tools_is_refused(tmp_path, kind):
         parquet.write_table(Table.from_pylist(records), tmp_path / "a.parquet")
         source = f"parquet:{tmp_path}/a.parquet"
     keys = {"source": source, "validation_source": source, "tokenizer": "bytes", "cache_dir": f"{tmp_path}/c"}
-    with pytest.raises(UserError, match=r"a\.\w+:( row )?2: 'tools' is .*, which is not read; write it into"):
+    with pytest.raises(
+        UserError, match=r"a\.\w+:( row )?2: 'functions' is .*, which is not read; write it into"
+    ):
         ChatData(ChatDataConfig(**keys)).rows("train")
 
 

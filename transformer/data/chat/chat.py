@@ -12,6 +12,7 @@ from transformer.config import Place, Positive
 from transformer.data.cache.disk_cache import digest
 from transformer.data.chat.chat_template import UNREAD, ChatTemplate
 from transformer.data.chat.dialogues import ChatTokens, Conversations, Dialogues, Openings
+from transformer.data.chat.message_fields import TOOLS
 from transformer.data.chat.sequences import Sequences
 from transformer.data.corpus import CorpusConfig, key_in_errors
 from transformer.data.loader import DataLoader, Rows
@@ -173,7 +174,12 @@ class ChatData(PackedCorpus):
     def source(self, split: str, **options: Any) -> Dialogues:
         """The records of a split; `options` are those of `open`."""
         unread = [name for name in ("system", *UNREAD) if name not in self.reads]
-        settings: Any = {"fields": self.reads, "structures": True, "unread": unread} | options
+        settings: Any = {
+            "fields": self.reads,
+            "structures": True,
+            "unread": unread,
+            "additional": [TOOLS],
+        } | options
         return self.source_class([self.open(split, field, **settings) for field in self.reads])
 
     def sources(self, split: str) -> Sequence[Dialogues]:

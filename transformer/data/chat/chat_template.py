@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformer.data.chat.message_fields import CALLS, REASONING, TOOLS, changes, fields_of, tools_of
 from transformer.data.chat.template_process import RENDERER, REWRITES, View, additions
 from transformer.data.sources.base import check_text
 from transformer.data.tokenization.tokenizer_settings import SETTINGS, TEMPLATE, chat_template_in
@@ -14,15 +15,16 @@ from transformer.errors import UserError, brief
 from transformer.json_text import parse_json
 
 Message = Mapping[str, Any]
-"""{"role": one of `ROLES`, "content": its text}, with "weight": 0 for an answer that is not to be learned."""
+"""{"role": one of `ROLES`, "content": its text}, with "weight": 0 for an answer that is not to be learned,
+and what else it says (see `message_fields`)."""
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 """Who may speak; an answer is a message of the assistant."""
 
-SPEAKERS = {"human": "user", "gpt": "assistant"}
+SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
 """Roles of ShareGPT's messages, {"from": "human", "value": "..."}, that have another name here."""
 
-UNREAD = ("tool_calls", "function_call", "tools", "functions", "reasoning_content", "thinking")
+UNREAD = ("function_call", "functions")
 """Keys of a message that say more than its text. They are not read, so a message that has one is refused."""
 
 PLAIN = (
@@ -32,8 +34,8 @@ PLAIN = (
 )
 """The template `plain`: no text can end a message, because the end token is never encoded from text."""
 
-ABSENT = {"tools": None, "documents": None}
-"""Variables that templates ask for and no conversation has here; they test it with `is not none`."""
+ABSENT = {TOOLS: None, "documents": None}
+"""Variables that templates ask for and a conversation may lack; they test it with `is not none`."""
 
 
 class RewrittenError(UserError):
@@ -107,9 +109,26 @@ class ChatTemplate:
         """The text of the messages, with `answering` and the beginning of an answer. Raises as `pieces`."""
         return self._additions(messages, [(len(messages), answering)])[0]
 
+    def check_written(self, messages: Sequence[Message]) -> None:
+        """Raises `UserError` if the template leaves out reasoning, a call, the result of a tool or the tools,
+        which would be lost without notice; the message names it."""
+        for part, there, without in changes(messages):
+            if self.render(there) == self._written(without):
+                why = (
+                    f"{self._name} writes the same without it; leave it out, or choose another data.template"
+                )
+                raise UserError(f"{part} is not read: {why}")
+
+    def _written(self, messages: Sequence[Message]) -> str | None:
+        with contextlib.suppress(UserError):
+            return self.render(messages)
+        return None
+
     def _additions(self, messages: Sequence[Message], views: Sequence[View]) -> list[str]:
         render = additions if self.source == PLAIN else RENDERER.additions
-        reply = render(self.source, {**ABSENT, **self.tokens}, [*map(dict, messages)], views)
+        passed = [{key: value for key, value in message.items() if key != TOOLS} for message in messages]
+        tools = {TOOLS: messages[0][TOOLS]} if messages and TOOLS in messages[0] else {}
+        reply = render(self.source, {**ABSENT, **self.tokens, **tools}, passed, views)
         if "line" in reply:
             raise UserError(f"line {reply['line']} of {self._name}: {reply['fault']}")
         if "fault" in reply:
@@ -139,6 +158,8 @@ def _checked(message: Any, where: str) -> Message:
     if isinstance(message, dict) and {"from", "value"} <= message.keys() and not message.get("role"):
         role = SPEAKERS.get(str(message["from"]), message["from"])
         message = message | {"role": role, "content": message["value"]}
+    if isinstance(message, dict) and message.get(CALLS) and message.get("content") is None:
+        message = message | {"content": ""}
     if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
         raise UserError(f"{where}: expected role and content, found {_short(message)}")
     role, content = message["role"], message["content"]
@@ -152,9 +173,10 @@ def _checked(message: Any, where: str) -> Message:
     if not isinstance(content, str):
         raise UserError(f"{where}: content is {type(content).__name__}; expected text")
     check_text(content, lambda: where)
-    if role == "assistant" and not content.strip():
+    fields = fields_of(message, where)
+    if role == "assistant" and not content.strip() and not fields.keys() & {CALLS, *REASONING}:
         raise UserError(f"{where}: the answer is empty")
-    return {"role": role, "content": content} | _weight(message, where)
+    return {"role": role, "content": content} | _weight(message, where) | fields
 
 
 def _joined(parts: list[Any], where: str) -> str:
@@ -180,6 +202,12 @@ def _weight(message: Message, where: str) -> dict[str, int]:
     return {"weight": 0} if unlearned else {}
 
 
+def with_tools(messages: list[Message], tools: Any) -> list[Message]:
+    """The messages of a conversation with these tools, if there are any. Raises as `tools_of`."""
+    there = tools_of(tools) if tools else []
+    return [{**messages[0], TOOLS: there}, *messages[1:]] if there else messages
+
+
 def conversation(text: str) -> list[Message]:
     """The messages of a text: those of a JSON list of messages, or of a record with `messages`; any other
     text is a message of the user. Raises as `check_messages`."""
@@ -188,7 +216,7 @@ def conversation(text: str) -> list[Message]:
         with contextlib.suppress(ValueError):
             value = parse_json(text)
     if isinstance(value, dict) and "messages" in value:
-        return check_messages(value["messages"])
+        return with_tools(check_messages(value["messages"]), value.get(TOOLS))
     if isinstance(value, list) and any(isinstance(item, dict) and "role" in item for item in value):
         return check_messages(value)
     return [{"role": "user", "content": text}]

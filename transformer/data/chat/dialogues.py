@@ -11,7 +11,14 @@ import numpy as np
 import tokenizers
 
 from transformer.data.cache.disk_cache import digest
-from transformer.data.chat.chat_template import ChatTemplate, Message, RewrittenError, check_messages
+from transformer.data.chat.chat_template import (
+    ChatTemplate,
+    Message,
+    RewrittenError,
+    check_messages,
+    with_tools,
+)
+from transformer.data.chat.message_fields import TOOLS, texts_in, written
 from transformer.data.sources import Source
 from transformer.data.sources.joined_fields import JoinedFields
 from transformer.data.sources.options import before_answer
@@ -31,7 +38,7 @@ class Dialogues(JoinedFields):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         messages = (message for turns in self.conversations(index) for message in turns)
-        return {self.field: "\n".join(message["content"] for message in messages)}
+        return {self.field: "\n".join(map(written, messages))}
 
     def conversations(self, index: int) -> list[list[Message]]:
         """The conversations of a record.
@@ -39,9 +46,11 @@ class Dialogues(JoinedFields):
         Raises:
           UserError: it has no such conversations; the message names its place.
         """
-        values = [part.value(index) for part in self._parts]
+        first, *more = [part[index] for part in self._parts]
+        fields = [part.field for part in self._parts]
+        values = [record.get(name) for record, name in zip((first, *more), fields, strict=True)]
         try:
-            return self._read(*values)
+            return [with_tools(messages, first.get(TOOLS)) for messages in self._read(*values)]
         except UserError as error:
             raise UserError(f"{self.place(index)}: {error}") from None
 
@@ -187,9 +196,12 @@ class ChatTokens:
 
         Raises:
           UserError: a message has the text of a special token, there is nothing to learn, or the template
-            refuses the messages.
+            refuses the messages or leaves out some of what they say.
         """
         self._check(messages)
+        return self._encode(messages, last_only)
+
+    def _encode(self, messages: Sequence[Message], last_only: bool) -> tuple[np.ndarray, np.ndarray]:
         ids: list[int] = []
         marks: list[bool] = []
         for new, is_answer in self._pieces(messages, last_only=last_only):
@@ -215,14 +227,15 @@ class ChatTokens:
         """The conversation as `encode` has it; where the template writes earlier messages otherwise when
         others follow, once for each answer to learn, after the messages before it as they are written then.
         Raises as `encode`."""
+        self._check(messages)
         try:
             if not last_only:
                 list(self.template.pieces(messages))
         except RewrittenError:
             learned = [i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0]
-            yield from (self.encode(messages[: i + 1], last_only=True) for i in learned)
+            yield from (self._encode(messages[: i + 1], last_only=True) for i in learned)
         else:
-            yield self.encode(messages, last_only)
+            yield self._encode(messages, last_only)
 
     def _pieces(
         self, messages: Sequence[Message], answering: bool = False, last_only: bool = False
@@ -248,11 +261,13 @@ class ChatTokens:
 
     def _check(self, messages: Sequence[Message]) -> None:
         for number, message in enumerate(messages, 1):
+            texts = [*texts_in(message)]
             for name in self._special.values():
-                if name in message["content"]:
+                if any(name in text for text in texts):
                     raise UserError(
                         f"message {number} has {name!r}, which is a special token: write it otherwise"
                     )
+        self.template.check_written(messages)
 
     def read(self, text: str) -> list[int]:
         """The tokens of a text in which names of special tokens are these."""

@@ -56,7 +56,7 @@ def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options:
     the whole. Records equal in the fields `split_by` (default: `reads`) are in one split. With `numbers` a
     field may be a number, which is read as text; with `lists` it may be a JSON list of alternative texts, of
     which the first is read; with `structures` the value may also be a JSON list or object. A record with
-    something in one of the fields `unread` is refused.
+    something in one of the fields `unread` is refused; it has the fields `additional` too, if they are there.
 
     Raises:
       UserError: unknown source or split; missing, unreadable or empty files; an unknown field;

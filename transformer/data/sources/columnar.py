@@ -93,6 +93,7 @@ class ColumnarFiles(RecordFiles):
     ) -> None:
         super().__init__(kind, pattern, split, options, patterns)
         self._columns = [*dict.fromkeys([*options.asked, *options.key])]
+        self._more = [name for name in (*options.unread, *options.additional) if name not in self._columns]
         self.identity = digest(self.identity, sorted(options.asked))
         self._group = functools.lru_cache(2)(self._read)
         self._block = functools.lru_cache(2)(self._read_block)
@@ -224,8 +225,8 @@ class ColumnarFiles(RecordFiles):
     def _read(self, group: int) -> Any:
         file, number = self._groups[group]
         opened = self._opened[file]
-        unread = [name for name in self._options.unread if name in opened.schema.names]
-        rows = opened.read(number, [*self._columns, *unread])
+        there = [name for name in self._more if name in opened.schema.names]
+        rows = opened.read(number, [*self._columns, *there])
         rows.validate(full=True)  # what Arrow has from a file it takes as it is, also lengths below 0
         return rows
 

@@ -19,8 +19,9 @@ class Options:
     `numbers` are read as text; all `fields` that several sources read of the same records ((): only `field`);
     whether the text may be in `lists` of alternatives, of which the first is read; whether the value may also
     be one of JSON's `structures`, a list or an object, which `Source.value` gives; the fields `unread` of
-    which a record may have none, because they change what the others mean; the fields that are `optional`,
-    whose null is the empty text; and `open_source`, for sources that are made from another.
+    which a record may have none, because they change what the others mean; the fields `additional`, which a
+    record may lack and has with the one that is read; the fields that are `optional`, whose null is the empty
+    text; and `open_source`, for sources that are made from another.
 
     Records equal in the fields `split_by`, or without these in what a model reads as their condition (the
     fields `reads`, and of messages those before the first answer), or without both in all fields, are in one
@@ -37,6 +38,7 @@ class Options:
     lists: bool = False
     structures: bool = False
     unread: Sequence[str] = ()
+    additional: Sequence[str] = ()
     optional: Sequence[str] = ()
     open_other: Any = None
 
