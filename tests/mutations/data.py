@@ -145,9 +145,17 @@ EDITS = {
             "tools_are_dropped": ("[with_tools(messages, first.get(TOOLS)) for", "[messages for"),
             "left_out_in_silence": ("        self.template.check_written(messages)\n", ""),
             "examples_are_unchecked": (
-                'Raises as `encode`."""\n        self._check(messages)\n        try:',
+                'Raises as `encode`."""\n        messages = self._checked(messages)\n        try:',
                 'Raises as `encode`."""\n        try:',
             ),
+            "systems_are_alike": ('*(["joins system"] if joins_system else [])', "*[]"),
+            "never_joined": ("if self._joins_system else messages", "if False else messages"),
+            "always_joined": ("if self._joins_system else messages", "if True else messages"),
+            "a_remedy_for_all": (
+                "                self.template.render(joined_system(messages))\n",
+                "",
+            ),
+            "no_remedy": ("            self._check_system(messages)\n", "            pass\n"),
             "answers_without_weight_too": (
                 'if m["role"] == "assistant" and m.get("weight") != 0]',
                 'if m["role"] == "assistant"]',
@@ -198,6 +206,8 @@ EDITS = {
                 "[*before, message], [*before, altered]",
                 "[*messages], [*before, altered, *messages[i + 1 :]]",
             ),
+            "the_system_is_dropped": ("{system['content'].strip()}\\n\\n{user", "{user"),
+            "tools_of_the_system_are_dropped": ("{**system, **user, ", "{**user, "),
             "calls_are_no_text": ("for key in (CALLS, TOOLS) if key in message]", "for key in ()]"),
         },
     ),

@@ -260,3 +260,62 @@ def test_plain_has_results_of_tools_and_refuses_calls(tmp_path):
         UserError, match="message 2: call 1 of tool_calls is not read: the chat template writes"
     ):
         chat_data(tmp_path, [{"messages": talk({})}]).rows("train")
+
+
+GEMMA = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "<|im_start|>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<|im_end|>"
+    "\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
+)
+"""In the manner of Gemma 2."""
+
+BRIEF = [
+    {"role": "system", "content": "be brief "},
+    {"role": "user", "content": "why?"},
+    {"role": "assistant", "content": "so"},
+]
+
+
+def test_a_system_message_that_a_template_refuses_may_be_the_beginning_of_the_users(tokenizer):
+    chat = ChatTokens(tokenizer, ChatTemplate(GEMMA))
+    joined = ChatTokens(tokenizer, ChatTemplate(GEMMA), joins_system=True)
+    for use in (chat.encode, chat.prompt, lambda messages: [*chat.examples(messages)]):
+        with pytest.raises(UserError, match=r"System role not supported; data.system_role=user puts"):
+            use(BRIEF)
+    ids, marks = joined.encode(BRIEF)
+    text = tokenizer.decode(ids.tolist())
+    assert "user\nbe brief\n\nwhy?" in text and learned(joined, BRIEF) == ["so<|im_end|>"]
+    assert joined.prompt(BRIEF[:2]) == ids[~marks].tolist()
+    assert joined.identity != chat.identity
+    for other in (BRIEF[1:], [BRIEF[1], BRIEF[2], BRIEF[1], BRIEF[2]]):
+        assert joined.encode(other)[0].tolist() == chat.encode(other)[0].tolist()
+    # Another mistake has no such remedy.
+    for messages, why in (
+        ([BRIEF[0], BRIEF[2]], "System role"),
+        ([BRIEF[1], *BRIEF[1:]], "roles must alternate"),
+    ):
+        with pytest.raises(UserError, match=why) as error:
+            chat.encode(messages)
+        assert "system_role" not in str(error.value)
+    with pytest.raises(UserError, match="roles must alternate"):
+        joined.encode([BRIEF[0], BRIEF[1], BRIEF[1], BRIEF[2]])
+    tools = with_tools(BRIEF, TOOLS)
+    llama = ChatTokens(tokenizer, ChatTemplate(LLAMA), joins_system=True)
+    assert '"weather"' in tokenizer.decode(llama.encode(tools)[0].tolist())
+
+
+def test_the_role_of_the_system_is_a_key_and_holds_in_prediction(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "t.jinja").write_text(GEMMA)
+    source = write(tmp_path, [{"messages": BRIEF}])
+    keys = {"source": source, "validation_source": source, "cache_dir": f"{tmp_path}/cache"}
+    keys |= {"tokenizer": f"{tmp_path}/tokenizer.json", "template": f"{tmp_path}/t.jinja"}
+    with pytest.raises(UserError, match=r"a.jsonl:1: .*; data.system_role=user puts the system's message"):
+        ChatData(ChatDataConfig(**keys)).rows("train")
+    data = ChatData(ChatDataConfig(**keys, system_role="user"))
+    batch = data.rows("train").batch(np.array([0]))
+    asked = data.chat.prompt(conversation(next(data.inputs("train"))))
+    assert batch["tokens"][0][: len(asked)].tolist() == asked

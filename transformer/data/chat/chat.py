@@ -34,6 +34,8 @@ class DialogueConfig(CorpusConfig):
     source: str = "library_questions"  # about functions of Python's standard library; or jsonl:GLOB ...
     # auto (that of tokenizer_config.json beside the tokenizer, else plain), plain, or the path of a template
     template: Place = "auto"
+    # a first message of the system: template (as that writes it), or user (the beginning of the user's)
+    system_role: Literal["template", "user"] = "template"
     sequence_length: Positive = 256  # tokens per row
     too_long: Literal["cut", "skip", "refuse"] = "cut"  # longer than a row: truncate, leave out, error
 
@@ -203,7 +205,7 @@ class ChatData(PackedCorpus):
                 template = ChatTemplate.read(name)
             else:
                 template = ChatTemplate.of(tokenizer) if name == "auto" else ChatTemplate()
-            tokens = ChatTokens(tokenizer, template)
+            tokens = ChatTokens(tokenizer, template, self.config.system_role == "user")
         tokenizer.chat_template = template.source
         return tokens
 

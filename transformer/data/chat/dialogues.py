@@ -18,7 +18,7 @@ from transformer.data.chat.chat_template import (
     check_messages,
     with_tools,
 )
-from transformer.data.chat.message_fields import TOOLS, texts_in, written
+from transformer.data.chat.message_fields import TOOLS, joined_system, texts_in, written
 from transformer.data.sources import Source
 from transformer.data.sources.joined_fields import JoinedFields
 from transformer.data.sources.options import before_answer
@@ -167,17 +167,22 @@ def _messages(value: Any, role: str) -> list[Message]:
 class ChatTokens:
     """Conversations as tokens, by a template and a tokenizer whose special tokens the template may use.
 
+    With `joins_system` a first message of the system is the beginning of the user's, for templates that
+    refuse it, such as Gemma's.
+
     Raises:
       UserError: the template ends answers with no special token, so that their end cannot be recognised.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, joins_system: bool = False) -> None:
+        self._joins_system = joins_system
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
         names = {role: tokenizer.name(i) for role, i in ids.items()}
         if tokenizer.special and "bos_token" not in tokenizer.special:
             names["bos_token"] = ""  # as in transformers, where what is not named is empty in a template
         self.template = dataclasses.replace(template, tokens=names)
-        self.identity = digest("chat", tokenizer.identity, self.template.source, self.template.tokens)
+        parts = [self.template.source, self.template.tokens, *(["joins system"] if joins_system else [])]
+        self.identity = digest("chat", tokenizer.identity, *parts)
         self._backend = whole(tokenizers.Tokenizer.from_str(tokenizer.content), "the tokenizer")
         self._backend.encode_special_tokens = False
         added = self._backend.get_added_tokens_decoder()
@@ -198,8 +203,7 @@ class ChatTokens:
           UserError: a message has the text of a special token, there is nothing to learn, or the template
             refuses the messages or leaves out some of what they say.
         """
-        self._check(messages)
-        return self._encode(messages, last_only)
+        return self._encode(self._checked(messages), last_only)
 
     def _encode(self, messages: Sequence[Message], last_only: bool) -> tuple[np.ndarray, np.ndarray]:
         ids: list[int] = []
@@ -218,7 +222,7 @@ class ChatTokens:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of messages and of the beginning of an answer to them. Raises as `encode`."""
-        self._check(messages)
+        messages = self._checked(messages)
         return [i for new, _ in self._pieces(messages, answering=True) for i in new]
 
     def examples(
@@ -227,7 +231,7 @@ class ChatTokens:
         """The conversation as `encode` has it; where the template writes earlier messages otherwise when
         others follow, once for each answer to learn, after the messages before it as they are written then.
         Raises as `encode`."""
-        self._check(messages)
+        messages = self._checked(messages)
         try:
             if not last_only:
                 list(self.template.pieces(messages))
@@ -259,7 +263,9 @@ class ChatTokens:
                 raise
             return self.template.pieces(messages, answering, last=True)
 
-    def _check(self, messages: Sequence[Message]) -> None:
+    def _checked(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages as the template gets them."""
+        messages = joined_system(messages) if self._joins_system else messages
         for number, message in enumerate(messages, 1):
             texts = [*texts_in(message)]
             for name in self._special.values():
@@ -268,6 +274,20 @@ class ChatTokens:
                         f"message {number} has {name!r}, which is a special token: write it otherwise"
                     )
         self.template.check_written(messages)
+        if messages[0]["role"] == "system":
+            self._check_system(messages)
+        return messages
+
+    def _check_system(self, messages: Sequence[Message]) -> None:
+        """Raises `UserError` with a remedy if the template refuses only the system's message."""
+        try:
+            self.template.render(messages)
+        except UserError as error:
+            with contextlib.suppress(UserError):
+                self.template.render(joined_system(messages))
+                remedy = "data.system_role=user puts the system's message before that of the user"
+                error = UserError(f"{error}; {remedy}")
+            raise error from None
 
     def read(self, text: str) -> list[int]:
         """The tokens of a text in which names of special tokens are these."""

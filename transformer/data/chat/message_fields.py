@@ -64,6 +64,14 @@ def tools_of(value: Any) -> list[Any]:
     return value
 
 
+def joined_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with that of the system, if it is the first, as the beginning of the user's after it."""
+    if [message["role"] for message in messages[:2]] != ["system", "user"]:
+        return [*messages]
+    system, user, *rest = messages
+    return [{**system, **user, "content": f"{system['content'].strip()}\n\n{user['content']}"}, *rest]
+
+
 def written(message: Mapping[str, Any]) -> str:
     """All that a message says, without a template."""
     parts = [message["content"], *(message[key] for key in REASONING if key in message)]
