@@ -1,10 +1,15 @@
 """Prints what a step of training reads, as JSON lines: one for each document of each row.
 
 python launch.py --workdir=runs/lm --mode=batch --step=100
+python launch.py --workdir=runs/finetune_chat --mode=batch --step=1 --learned
+
+With --learned the documents as text, in which tokens to learn are green at a terminal, else in ⟦ and ⟧ with a
+point between two tokens.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +30,7 @@ def add_flags(parser: Any) -> None:
     parser.set_defaults(alone=True)
     parser.add_argument("--step", type=int, help="the step, as in metrics.jsonl: 1 is the first")
     parser.add_argument("--accept_data", action="store_true", help="read data that have changed since")
+    parser.add_argument("--learned", action="store_true", help="as text, with the tokens to learn marked")
     parser.add_argument("--output", type=place, help="a file for the lines (standard output)")
 
 
@@ -49,11 +55,28 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     place = None if numbers is None else experiment.data.sources("train")[0].place
     batch = next(iter(loader.iterate(flags.step - 1)))
     with writing(flags.output) as out:
+        if flags.learned:
+            for text in learned_texts(batch, experiment.data.tokenizer, numbers, place, flags.output):
+                out.write([text])
+            return 0
         for entry in documents(batch, experiment.data.tokenizer, numbers):
             if place is not None and "document" in entry:
                 entry["place"] = place(entry["document"] - 1)
             out.write([json.dumps(entry, ensure_ascii=False)])
     return 0
+
+
+def learned_texts(
+    batch: dict[str, "np.ndarray"], tokenizer: Any, numbers: Any, place: Any, output: str | None
+) -> Iterator[str]:
+    """For each document a line that says where it is and how much of it is learned, and its marked text."""
+    from commands.support.learned_tokens import marked_documents
+
+    colours = not output and sys.stdout.isatty()
+    for row, number, counts, text in marked_documents(batch, tokenizer, colours):
+        known = numbers is not None and len(numbers[row])
+        where = f", {place(int(numbers[row][number - 1]))}" if known else ""
+        yield f"row {row}{where}: {counts}\n{text}\n"
 
 
 def documents(

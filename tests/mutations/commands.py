@@ -3,6 +3,18 @@
 VERIFIED = "tests/commands/test_verification.py"
 
 EDITS = {
+    "commands/support/learned_tokens.py": (
+        "tests/commands/test_learned_tokens.py",
+        {
+            "marks_of_inputs": ("marks = [False, *(weights", "marks = [*(weights"),
+            "characters_in_parts": ("if next_one and not whole:", "if False:"),
+            "special_tokens_unseen": ("if ids[stop - 1] in special:", "if False:"),
+            "one_colour": ("COLOURS[i % 2]", "COLOURS[0]"),
+            "any_targets": ("if not np.array_equal(tokens_n[1:], targets_n[:-1]):", "if False:"),
+            "weights_of_pairs": ('batch.get("answers", batch.get("weights"))', 'batch.get("weights")'),
+            "an_open_end": ('return text + (after if inside else "")', "return text"),
+        },
+    ),
     "commands/verification/float64.py": (
         VERIFIED,
         {
