@@ -1,6 +1,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from flax import traverse_util
 import launch
 from experiments.dpo import PreferenceOptimization
 from tests import runs
+from tests.test_coordinator import together
 from transformer.data.chat.dialogues import Preferences
 from transformer.training.run import Run
 from transformer.training.state import State
@@ -219,6 +221,66 @@ def test_a_run_goes_on_as_if_it_had_not_stopped_and_only_with_its_reference(tune
     capfd.readouterr()
     more = [f"--config.initialize_from={other}", "--config.train.steps=6"]
     assert launch.main([f"--workdir={tmp_path}/whole", *more]) == 2
+
+
+def as_messages(source: str, folder, form: str) -> str:
+    """The pairs of a source as lists of messages, as objects, or with answers after the prompt."""
+    changed = []
+    for line in Path(source.removeprefix("jsonl:")).read_text().splitlines():
+        pair = json.loads(line)
+        asked = {"role": "user", "content": pair["prompt"]}
+        answers = {k: {"role": "assistant", "content": pair[k]} for k in ("chosen", "rejected")}
+        if form == "lists":
+            answers = {name: [answer] for name, answer in answers.items()}
+        if form == "whole":
+            answers = {name: [asked, answer] for name, answer in answers.items()}
+        changed.append({"prompt": asked if form == "objects" else [asked], **answers})
+    folder.mkdir(exist_ok=True)
+    (folder / "a.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in changed))
+    return f"jsonl:{folder}/a.jsonl"
+
+
+@pytest.mark.parametrize("form", ["lists", "objects", "whole"])
+def test_pairs_of_messages_are_the_pairs_of_their_texts(tuned, source, tmp_path, form):
+    rows = [
+        dpo(tuned, data, f"data.validation_source={data}")[1].data.pairs("train")
+        for data in (source, as_messages(source, tmp_path, form))
+    ]
+    assert rows[0].records == rows[1].records == 48
+    for text, messages in zip(*(rows.batch(np.arange(len(rows))).values() for rows in rows), strict=True):
+        np.testing.assert_array_equal(text, messages)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["dpo", "simpo"])
+def test_two_processes_learn_preferences_as_one_does(tuned, source, tmp_path, kind):
+    """Also the reference, which is computed by both for a cache that neither has; pairs are messages."""
+    pairs, found = as_messages(source, tmp_path / "data", "lists"), []
+    for name, run in {"one": lambda *command: launch.main([*command]), "two": together}.items():
+        keys = {
+            "initialize_from": tuned,
+            "loss.kind": kind,
+            "data.source": pairs,
+            "data.sequence_length": 192,
+            "data.cache_dir": tmp_path / f"cache of {name}",
+            "optimizer.name": "sgd",
+            "optimizer.clip_norm": 0,
+            "optimizer.weight_decay": 0,
+            "optimizer.schedule": "constant",
+            "optimizer.learning_rate": 0.5,
+            "optimizer.warmup_steps": 0,
+            "train.steps": 3,
+            "train.log_every": 1,
+        }
+        flags = [f"--config.{key}={value}" for key, value in keys.items()]
+        run("--config=configs/dpo.py:tiny", f"--workdir={tmp_path}/{name}", *flags)
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        losses = [json.loads(line)["train/loss"] for line in lines if "train/loss" in line]
+        found.append((losses, runs.state(tmp_path / name).params))
+    (losses, one), (of_two, two) = found
+    assert len(losses) == 3 and losses[0] != losses[2]
+    np.testing.assert_allclose(of_two, losses, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, two)
 
 
 @pytest.mark.thorough
