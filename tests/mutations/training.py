@@ -76,6 +76,10 @@ EDITS = {
                 "reward_bk2[..., 1] - reward_bk2[..., 0]",
             ),
             "prompts_count": ('-nll_bt * batch["answers"]', "-nll_bt"),
+            "never_by_the_token": ('if c.kind != "dpo":', "if False:"),
+            "always_by_the_token": ('if c.kind != "dpo":', "if True:"),
+            "no_margin": ("margin_bk - c.gamma)", "margin_bk)"),
+            "simpo_has_a_reference": ('if config.loss.kind != "simpo":', "if True:"),
         },
     ),
     "transformer/training/signals.py": (

@@ -514,6 +514,16 @@ def test_every_conversation_is_in_one_row_with_a_loss_on_its_answers(tmp_path, t
         PackedSequences(chat_data(tmp_path, [GOOD]).sequences("train"), 8, "refuse")
 
 
+def test_a_conversation_whose_answer_is_behind_the_row_is_left_out(tmp_path):
+    talks = [[{"role": "user", "content": "a" * n}, ANSWER] for n in (5, 200, 60)]
+    rows = chat_data(tmp_path, [{"messages": talk} for talk in talks], sequence_length=100).rows("train")
+    assert rows.records == 2 and sorted(np.concatenate(rows._rows).tolist()) == [0, 2]
+    assert (
+        rows.sequences.firsts.tolist()
+        == (rows.sequences.offsets[1:] - rows.sequences.offsets[:-1] - 2).tolist()
+    )
+
+
 def test_pairs_of_equal_answers_are_counted(tmp_path):
     answers = [("yes", "no"), ("no", "no"), ("ja", "ja "), ("same", "same"), ("a", "bcd")]
     pairs = [{"prompt": "?", "chosen": one, "rejected": two} for one, two in answers]
