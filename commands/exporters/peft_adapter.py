@@ -105,7 +105,8 @@ def _pair(flat: dict[str, Any], place: Place) -> Pair | None:
         down = flat.get(half_paths(path)[0])
         own = [] if down is None else halves(place, number, down.shape[-1])
         parts.append(tuple(_theirs(flat, half) for half in own) or None)
-    return fused(parts, place.shape[1 - inputs_axis(place)], place.rows)
+    pair = fused(parts, place.shape[1 - inputs_axis(place)], place.rows)
+    return pair and (pair[0], place.by_turn(pair[1]))
 
 
 def _saved(flat: dict[str, Any], by_name: dict[str, Place], hub: Hub, family: Any) -> dict[str, str]:

@@ -13,6 +13,7 @@ RULES = {
     "Conv1D": Rule(OURS, "{n}.c_attn.weight", "d (c h k) -> c d h k"),
     "Linear": Rule(OURS, "{n}.Wqkv.weight", "(c h k) d -> c d h k"),
     "in_turn": Rule(OURS, "{n}.qkv.weight", "(h k) d -> d h k", in_turn=True),
+    "turns": Rule(OURS, "{n}.qkv.weight", "(h k) d -> d h k", in_turn=True, turns=2),
     "joined": Rule("output/kernel", "{n}.o.weight", "d (h k) -> h k d"),
     "plain": Rule("up/kernel", "{n}.c_fc.weight"),
 }
@@ -46,7 +47,7 @@ def test_the_fused_adapter_changes_each_part_as_its_own_does(rng, kind, parts):
         a, b = fused(pairs, place.shape[kind in ("Conv1D", "plain")], place.rows)
         assert len(a) == rank * len(chosen)
         kernel = rng.normal(size=place.shape).astype(np.float32)
-        change = LowRank(a, b, scale).applied(kernel, place) - np.float64(kernel)
+        change = LowRank(a, place.by_turn(b), scale).applied(kernel, place) - np.float64(kernel)
         for number, pair in enumerate(pairs):
             found = place.ours(change, number)
             expected = np.zeros(found.shape)
@@ -59,14 +60,15 @@ def test_the_fused_adapter_changes_each_part_as_its_own_does(rng, kind, parts):
             np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["Conv1D", "Linear", "in_turn"])
+@pytest.mark.parametrize("kind", ["Conv1D", "Linear", "in_turn", "turns"])
 @pytest.mark.parametrize("parts", [(0, 1, 2), (0, 2), (1,)])
 def test_parts_come_back_bit_by_bit(rng, kind, parts):
     layers = []
     for place in places_of(kind):
         pairs = [drawn(rng, place, i, 2) if i in parts else None for i in range(3)]
         outputs = place.shape[kind == "Conv1D"]
-        layers.append((place, pairs, LowRank(*fused(pairs, outputs, place.rows), Fraction(1))))
+        a, b = fused(pairs, outputs, place.rows)
+        layers.append((place, pairs, LowRank(a, place.by_turn(b), Fraction(1))))
     back = parted([(place, low) for place, _, low in layers])
     assert len(back) == 2 * len(parts)
     for place, pairs, _ in layers:

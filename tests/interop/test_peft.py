@@ -39,6 +39,8 @@ MARIAN = {"d_model": 32, "vocab_size": 300, "max_position_embeddings": 64, "pad_
 MARIAN |= {"eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": 1}
 for _side in ("encoder", "decoder"):
     MARIAN |= {f"{_side}_layers": 2, f"{_side}_attention_heads": 4, f"{_side}_ffn_dim": 40}
+NEXT = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "num_experts": 4}
+NEXT |= {"linear_value_head_dim": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "head_dim": 16}
 FEW = ["q_proj", "v_proj"]
 
 MODELS = {
@@ -47,6 +49,12 @@ MODELS = {
     "gemma3": ("Gemma3ForCausalLM", SIZES | LLAMA | {"head_dim": 8}, {"target_modules": ["o_proj"]}),
     "mixtral": ("MixtralForCausalLM", SIZES | LLAMA | {"num_local_experts": 4}, {"target_modules": FEW}),
     "phi3": ("Phi3ForCausalLM", SIZES | LLAMA | {"pad_token_id": 0}, {"target_modules": ["qkv_proj"]}),
+    "qwen3_next": (
+        "Qwen3NextForCausalLM",
+        SIZES | LLAMA | NEXT | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 12},
+        {"target_modules": ["in_proj_qkvz", "in_proj_ba", "q_proj", "out_proj"]},
+    ),
+    "neox": ("GPTNeoXForCausalLM", SIZES | {"pad_token_id": 0}, {"target_modules": ["query_key_value"]}),
     "gpt2": ("GPT2LMHeadModel", GPT2, {"target_modules": "all-linear"}),
     "bert": ("BertForMaskedLM", SIZES, {"target_modules": ["key", "output.dense"], "use_rslora": True}),
     "classifier": (

@@ -21,6 +21,7 @@ EDITS = {
         {
             "inputs_always_last": ("(change if inputs_axis(place) else change.T)", "change"),
             "parts_of_equal_rows": ("np.cumsum(rows)[:-1] if rows else parts", "parts"),
+            "rows_as_they_alternate": ("[place.by_path(low.b) for", "[low.b for"),
             "scale_forgotten": ("(self.b @ self.a) * np.float32(self.scale)", "(self.b @ self.a)"),
             "parts_share_an_a_of_their_own": ("all(pair and np.array_equal(pair[0], a) for", "all(pair for"),
             "zero_ranks_written": ("1 + np.flatnonzero(a.any(1) | b.any(0)).max()", "len(a) + 0"),
@@ -171,7 +172,7 @@ EDITS = {
                 "start, place = sum(self.rows[:part])",
                 "start, place = 0",
             ),
-            "one_turn": ("theirs.reshape(self.turns, -1,", "theirs.reshape(1, -1,"),
+            "one_turn": ("rows.reshape(self.turns, -1,", "rows.reshape(1, -1,"),
             "nothing_reversed": ("if group == (self.reverse,))", "if group == ())"),
             "experts_before_layers": ("rule.paths, index, left", "rule.paths, index[::-1], left"),
         },
@@ -329,8 +330,7 @@ EDITS = {
     "transformer/interop/families/gpt_neox.py": (
         "tests/interop/families/test_further_decoders.py",
         {
-            "parts_before_heads": ('"(h c k) d -> c d h k"', '"(c h k) d -> c d h k"'),
-            "biases_before_heads": ('"(h c k) -> c h k"', '"(c h k) -> c h k"'),
+            "parts_before_heads": ("in_turn=True, turns=model.num_heads)", "in_turn=True)"),
             "one_norm_for_both": (
                 'Key("parallel_norms", "use_parallel_residual", True)',
                 'Key("parallel_norms", "none", False)',

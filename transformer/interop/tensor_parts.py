@@ -22,7 +22,7 @@ def linear(ours: str, theirs: str, bias: bool = True, **options: Any) -> Iterato
     return affine(ours, theirs, "f d -> d f", "" if bias else None, **options)
 
 
-def heads(ours: str, theirs: str, bias: bool = True, **options: Any) -> Iterator[Rule]:
+def heads(ours: Paths, theirs: str, bias: bool = True, **options: Any) -> Iterator[Rule]:
     """A projection to queries, keys or values."""
     return affine(ours, theirs, "(h k) d -> d h k", "(h k) -> h k" if bias else None, **options)
 

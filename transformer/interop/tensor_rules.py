@@ -86,6 +86,14 @@ class Place:
         """The rows of theirs that each path has; (): they are not one after another."""
         return ()
 
+    def by_path(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of theirs in the order of the paths."""
+        return rows
+
+    def by_turn(self, rows: np.ndarray) -> np.ndarray:
+        """The reverse of `by_path`."""
+        return rows
+
     def alone(self, part: int) -> tuple["Place", int]:
         """The place that has the parameter `paths[part]`, and its number there."""
         return self, part
@@ -149,11 +157,22 @@ class Row(Place):
 
     def theirs(self, ours: Iterable[np.ndarray]) -> np.ndarray:
         """See `Place`."""
-        parts = [self._in_turns(part.theirs([x])) for part, x in zip(self.parts, ours, strict=True)]
-        return np.concatenate(parts, axis=1).reshape(self.shape)
+        return self.by_turn(
+            np.concatenate([part.theirs([x]) for part, x in zip(self.parts, ours, strict=True)])
+        )
 
-    def _in_turns(self, theirs: np.ndarray) -> np.ndarray:
-        return theirs.reshape(self.turns, -1, *theirs.shape[1:])
+    def by_path(self, rows: np.ndarray) -> np.ndarray:
+        """See `Place`."""
+        parts = np.split(self._in_turns(rows), np.cumsum(self.rows)[:-1] // self.turns, axis=1)
+        return np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])
+
+    def by_turn(self, rows: np.ndarray) -> np.ndarray:
+        """See `Place`."""
+        parts = np.split(rows, np.cumsum(self.rows)[:-1])
+        return np.concatenate([self._in_turns(part) for part in parts], axis=1).reshape(rows.shape)
+
+    def _in_turns(self, rows: np.ndarray) -> np.ndarray:
+        return rows.reshape(self.turns, -1, *rows.shape[1:])
 
 
 def places(

@@ -47,7 +47,7 @@ def half_paths(kernel: str) -> tuple[str, str]:
 
 def is_linear(place: Place) -> bool:
     """Whether a tensor is the kernel of a linear layer, not a table or one of many experts."""
-    plain = len(place.left) == 2 and len(place.index) <= 1 and not place.reverse and place.turns == 1
+    plain = len(place.left) == 2 and len(place.index) <= 1 and not place.reverse
     return plain and all(path.endswith("/kernel") for path in place.paths)
 
 
@@ -107,10 +107,11 @@ def parted(adapters: Sequence[tuple[Place, LowRank]]) -> dict[tuple[str, tuple[i
     for paths in {place.paths: None for place, _ in adapters}:
         layers = [(place, low) for place, low in adapters if place.paths == paths]
         cut = cuts(layers[0][0].rows, len(paths))
-        owned = _owned([low.b for _, low in layers], len(paths), cut)
-        for place, low in layers:
+        ordered = [place.by_path(low.b) for place, low in layers]
+        owned = _owned(ordered, len(paths), cut)
+        for (place, low), whole in zip(layers, ordered, strict=True):
             for part, own in owned.items():
-                b = np.split(low.b, cut)[part][:, own]
+                b = np.split(whole, cut)[part][:, own]
                 parts[paths[part], place.index] = LowRank(low.a[own], b, low.scale)
     return parts
 

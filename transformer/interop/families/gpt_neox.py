@@ -7,7 +7,7 @@ from transformer.interop.attention_keys import ROPE, read_partial_rope, write_pa
 from transformer.interop.families.gpt2 import GELU
 from transformer.interop.family import DECODERS, Family, Key, Values, positive_number, value_or
 from transformer.interop.harmless import GENERATION
-from transformer.interop.tensor_parts import affine, joined, linear, norm
+from transformer.interop.tensor_parts import heads, joined, linear, norm
 from transformer.interop.tensor_rules import Rule
 
 
@@ -17,7 +17,7 @@ def rules(model: Any) -> Iterator[Rule]:
     ours, theirs = "blocks", "gpt_neox.layers.{n}"
     inputs = tuple(f"{ours}/attention/{name}" for name in ("query", "key", "value"))
     fused = f"{theirs}.attention.query_key_value"
-    yield from affine(inputs, fused, "(h c k) d -> c d h k", "(h c k) -> c h k")
+    yield from heads(inputs, fused, in_turn=True, turns=model.num_heads)
     yield from joined(f"{ours}/attention/output", f"{theirs}.attention.dense")
     yield from linear(f"{ours}/feed_forward/up", f"{theirs}.mlp.dense_h_to_4h")
     yield from linear(f"{ours}/feed_forward/down", f"{theirs}.mlp.dense_4h_to_h")

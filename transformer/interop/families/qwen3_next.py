@@ -68,7 +68,8 @@ def attention_rules(kind: Any, block: str, layers: tuple[int, ...]) -> Iterator[
     """The tensors of gated attention. The gate of a head lies behind its query."""
     ours, theirs = f"{block}/attention", "model.layers.{n}.self_attn"
     inputs = tuple(f"{ours}/{name}/kernel" for name in ("query", "gate"))
-    yield Rule(inputs, f"{theirs}.q_proj.weight", "(h c k) d -> c d h k", layers=layers)
+    turns: dict[str, Any] = {"in_turn": True, "turns": kind.num_heads, "layers": layers}
+    yield Rule(inputs, f"{theirs}.q_proj.weight", "(h k) d -> d h k", **turns)
     for name in ("key", "value"):
         yield from heads(f"{ours}/{name}", f"{theirs}.{name[0]}_proj", False, layers=layers)
     for name in ("query", "key"):
