@@ -26,7 +26,7 @@ def add_flags(parser: Any) -> None:
     parser.set_defaults(alone=True)
     add = parser.add_argument
     meaning = "; ".join(f"{name}: {instrument.shows}" for name, instrument in INSTRUMENTS.items())
-    add("--instrument", choices=[*INSTRUMENTS], default="lens", help=meaning)
+    add("--instrument", metavar="NAME", choices=[*INSTRUMENTS], default="lens", help=meaning)
     add("--prompt", type=text, help="the text, or of a model of images a file")
     meaning = "a text of as many tokens with another next token (of attribution: the second one of --prompt)"
     add("--against", type=text, help=meaning)

@@ -88,7 +88,7 @@ def test_a_flag_of_the_command_is_suggested_before_those_of_others():
         ("--learning_rate=1", "did you mean --config.optimizer.learning_rate=1?"),
         ("--lr=1", "--config.optimizer.learning_rate=1?"),
         ("--batch_size=4", "did you mean --config.train.batch_size=4 or "),
-        ("--steps=4", "only --mode=coordinates, twin and verify take it; the key is --config.train.steps"),
+        ("--steps=4", "coordinates, twin and verify take it; the key is --config.train.steps"),
         ("--hepl", "did you mean --help?"),
         ("--config.learning_rate=3", "did you mean --config.optimizer.learning_rate=3?"),
         ("--config.model.frobnicate=3", "unknown key; --config=FILE --help=all lists them"),
