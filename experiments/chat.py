@@ -115,5 +115,5 @@ class Chat(LanguageModeling):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The token that ends an answer, and the further ones of `sample.end_tokens`."""
-        return (self.data.chat.end_id, *super().ends[1:])
+        """The tokens that end an answer, and the further ones of `sample.end_tokens`."""
+        return (*self.data.chat.ends, *super().ends[1:])

@@ -1,9 +1,11 @@
 """Rewards that can be checked: functions (prompt, answer, record) -> float of an answer that a model wrote.
 
-`record` has the fields of the record, and under "answer" the text of the answer that the data give. A file of
-`--include` adds a reward by a line, `REWARDS["short"] = lambda prompt, answer, record: -len(answer)`.
+`record` has the fields of the record, under "answer" the text of the answer that the data give, and under
+"tool_calls" its calls of tools. A file of `--include` adds a reward by a line,
+`REWARDS["short"] = lambda prompt, answer, record: -len(answer)`.
 """
 
+import json
 import math
 import re
 from collections import Counter
@@ -12,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from experiments.policy.arithmetic import evaluate, evaluate_lists
+from experiments.policy.called import calls_in
 from transformer.errors import UserError, brief
 
 Reward = Callable[[str, str, Mapping[str, Any]], float]
@@ -21,12 +24,12 @@ NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]*[1-9][0-9]*)?")
 
 def exact(prompt: str, answer: str, record: Mapping[str, Any]) -> float:
     """1 if the answer is that of the record, up to case, white space, and a full stop at the end; else 0."""
-    return float(_normalized(answer) == _normalized(record["answer"]))
+    return float(_normalized(answer) == _normalized(_expected(record)))
 
 
 def numeric(prompt: str, answer: str, record: Mapping[str, Any]) -> float:
     """1 if the last number in the answer equals the last one in that of the record, exactly: 0.50 is 1/2."""
-    last, expected = _last_number(answer), _last_number(record["answer"])
+    last, expected = _last_number(answer), _last_number(_expected(record))
     if expected is None:
         raise ValueError(f"no number in the answer {record['answer']!r}")
     return float(last == expected)
@@ -35,7 +38,7 @@ def numeric(prompt: str, answer: str, record: Mapping[str, Any]) -> float:
 def regex(prompt: str, answer: str, record: Mapping[str, Any]) -> float:
     """1 if the regular expression that is the record's "pattern" (without one its answer) matches the whole
     answer, else 0."""
-    pattern = record["pattern"] if "pattern" in record else record["answer"]
+    pattern = record["pattern"] if "pattern" in record else _expected(record)
     return float(re.fullmatch(pattern, answer, re.DOTALL) is not None)
 
 
@@ -64,6 +67,12 @@ def listops(prompt: str, answer: str, record: Mapping[str, Any]) -> float:
     return float(answer.strip() == str(evaluate_lists(prompt)))
 
 
+def tool_calls(prompt: str, answer: str, record: Mapping[str, Any]) -> float:
+    """1 if the calls of tools in the answer are those of the record, in their order, else 0; of a record
+    without calls 1 if there are none. Calls are read as `called.calls_in` says."""
+    return float([*calls_in(answer)] == [*calls_in(json.dumps(record["tool_calls"]))])
+
+
 REWARDS: dict[str, Reward] = {
     "exact": exact,
     "numeric": numeric,
@@ -71,6 +80,7 @@ REWARDS: dict[str, Reward] = {
     "sorting": sorting,
     "countdown": countdown,
     "listops": listops,
+    "tool_calls": tool_calls,
 }
 """The values of the key `rollout.reward`."""
 
@@ -94,6 +104,19 @@ def scored(name: str, prompt: str, answer: str, record: Mapping[str, Any], place
     if not math.isfinite(number):
         raise UserError(f"{problem} is {brief(repr(value), 100)}; expected a finite number")
     return number
+
+
+def _expected(record: Mapping[str, Any]) -> str:
+    """The text of the record's answer.
+
+    Raises:
+      ValueError: it has none, which no answer equals.
+    """
+    if not record["answer"]:
+        calls = record.get("tool_calls")
+        remedy = "compare its calls of tools with the reward tool_calls" if calls else "leave the record out"
+        raise ValueError(f"the record has no text of an answer: {remedy}")
+    return record["answer"]
 
 
 def _normalized(text: str) -> str:

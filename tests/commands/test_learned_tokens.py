@@ -10,7 +10,7 @@ from commands.support.learned_tokens import COLOURS, DIM, MARKS, PLAIN, marked_d
 from tests.data.chat.test_chat import CHATML, TALK
 from transformer.data.chat.chat import PackedSequences
 from transformer.data.chat.chat_template import ChatTemplate
-from transformer.data.chat.dialogues import ChatTokens
+from transformer.data.chat.chat_tokens import ChatTokens
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 

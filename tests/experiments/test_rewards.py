@@ -48,6 +48,47 @@ def test_a_reward_is_what_it_says(name, prompt, answer, record, reward):
     assert scored(name, prompt, answer, record, "here") == pytest.approx(reward)
 
 
+CALL = '{"name": "add", "arguments": {"a": 1, "b": [2.0, null]}}'
+CALLS = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"b": [2, None], "a": 1}}}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "calls", "reward"),
+    [
+        (f"<think>{{}}</think>\n<tool_call>\n{CALL}\n</tool_call>", CALLS, 1),
+        (CALL.replace("arguments", "parameters"), CALLS, 1),
+        (CALL, [{"name": "add", "arguments": '{"a": 1, "b": [2, null]}'}], 1),
+        (CALL, [{"name": "add", "arguments": {"a": True, "b": [2, None]}}], 0),
+        (CALL, [{"name": "sub", "arguments": {"a": 1, "b": [2, None]}}], 0),
+        (CALL[:-1], CALLS, 0),
+        (CALL + CALL, CALLS * 2, 1),
+        (CALL + CALL, CALLS, 0),
+        (CALL + CALL.replace("add", "sub"), [{"name": "sub", "arguments": {}}, *CALLS], 0),
+        (f'{CALL}{{"name": "sub", "arguments": {{}}}}', [{"name": "sub", "arguments": {}}, *CALLS], 0),
+        ('{"name": "f", "arguments": {"x": {"name": "g", "arguments": {}}}}', [], 0),
+        (
+            '{"name": "f", "arguments": {"x": {"name": "g", "arguments": {}}}}',
+            [{"name": "f", "arguments": {"x": {"name": "g", "arguments": {}}}}],
+            1,
+        ),
+        ('{"arguments": {}} {"name": 1, "arguments": {}} ["name"] {"name": "f"} {', [], 1),
+        ('{"a":' * 20_000, CALLS, 0),
+        ("3", [], 1),
+    ],
+)
+def test_calls_are_equal_whatever_they_are_written_in(answer, calls, reward):
+    assert scored("tool_calls", "", answer, {"answer": "", "tool_calls": calls}, "here") == reward
+
+
+@pytest.mark.parametrize("name", ["exact", "numeric", "regex"])
+@pytest.mark.parametrize(
+    ("calls", "remedy"), [(CALLS, "with the reward tool_calls"), ([], "leave the record")]
+)
+def test_a_record_without_a_text_to_compare_with_is_named(name, calls, remedy):
+    with pytest.raises(UserError, match=f"to line 3 fails: .*no text of an answer: .*{remedy}"):
+        scored(name, "", "", {"answer": "", "tool_calls": calls}, "line 3")
+
+
 def test_the_value_of_an_expression_is_that_of_python():
     """Random expressions, with fractions in place of the numbers."""
     random.seed(0)

@@ -137,12 +137,19 @@ EDITS = {
             ),
             "any_prompt_of_an_answer": ("earlier != before or", "False or"),
             "a_conversation_that_asks": ('or last["role"] != "assistant")', "or False)"),
+            "tools_are_dropped": ("[with_tools(messages, first.get(TOOLS)) for", "[messages for"),
+            "calls_of_no_record": ("CALLS: last.get(CALLS, [])", "CALLS: []"),
+        },
+    ),
+    "transformer/data/chat/chat_tokens.py": (
+        "tests/data/chat/test_chat.py tests/data/chat/test_message_fields.py "
+        "tests/data/sources/test_places.py",
+        {
             "all_tokens_learned": ("[is_answer and i < stop for", "[i < stop for"),
             "the_end_not_learned": ("stop = len(new) - new[::-1]", "stop = len(new) - 1 - new[::-1]"),
             "any_answer_of_a_pair": ("marks_m[: np.flatnonzero(~marks_m)[-1]] = False", "pass"),
             "pieces_alone": ("if joined[: len(head)] == head else", "if False else"),
             "special_tokens_from_text": ("if any(name in text for text in texts):", "if False:"),
-            "tools_are_dropped": ("[with_tools(messages, first.get(TOOLS)) for", "[messages for"),
             "left_out_in_silence": ("        self.template.check_written(messages)\n", ""),
             "examples_are_unchecked": (
                 'Raises as `encode`."""\n        messages = self._checked(messages)\n        try:',
@@ -165,6 +172,8 @@ EDITS = {
                 "self._encode(messages[i:], last",
             ),
             "one_example": ("last_only=True) for i in learned)", "last_only=True) for i in learned[-1:])"),
+            "one_end": ("dict.fromkeys([self.end_id, *calls[-1:]])", "dict.fromkeys([self.end_id])"),
+            "ends_at_any_special_token": ("*calls[-1:]", "*calls"),
         },
     ),
     "transformer/data/chat/chat_template.py": (

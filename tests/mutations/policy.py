@@ -105,10 +105,30 @@ EDITS = {
             "used_again": ("and Counter(used) <= Counter(numbers)", "and set(used) <= set(numbers)"),
             "any_value": ("float(value == target and", "float(value != None and"),
             "not_finite": ("if not math.isfinite(number):", "if False:"),
+            "calls_in_any_order": (
+                '[*calls_in(answer)] == [*calls_in(json.dumps(record["tool_calls"]))]',
+                '{*calls_in(answer)} == {*calls_in(json.dumps(record["tool_calls"]))}',
+            ),
+            "nothing_equals_nothing": ('if not record["answer"]:', "if False:"),
             "too_many_digits": (
                 "    except ValueError:  # Python reads",
                 "    except KeyError:  # Python reads",
             ),
+        },
+    ),
+    "experiments/policy/called.py": (
+        "tests/experiments/test_rewards.py",
+        {
+            "calls_within_calls": ("end if is_call else start + 1", "start + 1"),
+            "a_call_without_a_name": (
+                'is_call = keys and isinstance(value.get("name"), str)',
+                "is_call = keys",
+            ),
+            "of_most_templates": ('ARGUMENTS = ("arguments", "parameters")', 'ARGUMENTS = ("arguments",)'),
+            "as_a_text": ("if isinstance(arguments, str):", "if False:"),
+            "by_order_of_keys": ("sort_keys=True", "sort_keys=False"),
+            "floats_differ": ("parse_float=_number", "parse_float=float"),
+            "too_deep": ("except (ValueError, RecursionError):", "except ValueError:"),
         },
     ),
     "experiments/policy/rollouts.py": (

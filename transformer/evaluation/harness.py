@@ -11,7 +11,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from transformer.data.chat.chat_template import ChatTemplate, Message
-from transformer.data.chat.dialogues import ChatTokens
+from transformer.data.chat.chat_tokens import ChatTokens
 from transformer.decoding.completion import ContextWindow, TextGenerator
 from transformer.decoding.sampling import FILTERS
 from transformer.errors import UserError

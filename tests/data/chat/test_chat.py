@@ -9,7 +9,7 @@ from tokenizers import decoders, models, normalizers
 
 from transformer.data.chat.chat import ChatData, ChatDataConfig, PackedSequences
 from transformer.data.chat.chat_template import PLAIN, ChatTemplate, conversation
-from transformer.data.chat.dialogues import ChatTokens
+from transformer.data.chat.chat_tokens import ChatTokens
 from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError

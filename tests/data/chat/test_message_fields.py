@@ -6,10 +6,11 @@ import json
 import numpy as np
 import pytest
 
+from experiments.evaluation.mean_reward import reward_of
 from tests.data.chat.test_chat import CHATML, REWRITING, chat_data, write
 from transformer.data.chat.chat import ChatData, ChatDataConfig
 from transformer.data.chat.chat_template import ChatTemplate, check_messages, conversation, with_tools
-from transformer.data.chat.dialogues import ChatTokens
+from transformer.data.chat.chat_tokens import ChatTokens
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 
@@ -243,6 +244,52 @@ def test_tools_are_a_field_that_a_record_may_lack(tokenizer, tmp_path, kind):
     text = json.dumps({"messages": talk("{}")[:3], "tools": TOOLS})
     assert data.chat.prompt(conversation(text)) == data.chat.prompt(talks[0][:3])
     assert '"name": "weather"' in data.source("train").text(0)
+
+
+def test_calls_of_a_column_of_arrow_have_the_arguments_that_they_were_given(tokenizer, tmp_path):
+    """Arrow gives all objects of a column the same keys, and null where one has none."""
+    from pyarrow import Table, parquet
+
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "t.jinja").write_text(QWEN)
+    records = [{"messages": talk(x)} for x in ({"city": "Oslo"}, {"days": [1, None], "of": {"a": 0}})]
+    parquet.write_table(Table.from_pylist(records), tmp_path / "a.parquet")
+    keys = {"tokenizer": f"{tmp_path}/tokenizer.json", "template": f"{tmp_path}/t.jinja"}
+    keys |= {"cache_dir": f"{tmp_path}/cache", "sequence_length": 2000}
+    sources = [f"parquet:{tmp_path}/a.parquet", write(tmp_path, records)]
+    datas = [ChatData(ChatDataConfig(source=x, validation_source=x, **keys)) for x in sources]
+    columns, lines = ([data.source("train").conversations(i)[0] for i in range(2)] for data in datas)
+    assert columns == lines
+    assert lines[1][1]["tool_calls"][0]["function"]["arguments"] == {"days": [1, None], "of": {"a": 0}}
+
+
+def test_rewards_compare_the_calls_that_a_record_ends_with(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "t.jinja").write_text(QWEN)
+    source = write(tmp_path, [{"messages": talk({"city": "Oslo"})[:count]} for count in (2, 4)])
+    keys = {"tokenizer": f"{tmp_path}/tokenizer.json", "template": f"{tmp_path}/t.jinja"}
+    data = ChatData(ChatDataConfig(source=source, validation_source=source, cache_dir=str(tmp_path), **keys))
+    (said, *_), records = learned(data.chat, data.source("train").conversations(0)[0]), data.source("train")
+    assert reward_of("tool_calls", records, 0, said) == reward_of("exact", records, 1, "Answer0.") == 1
+    assert reward_of("tool_calls", records, 1, said) == reward_of("tool_calls", records, 0, "answer0") == 0
+    with pytest.raises(UserError, match=r"a.jsonl:1 fails: .*tool_calls"):
+        reward_of("exact", records, 0, said)
+
+
+def test_an_answer_ends_with_the_token_after_its_calls_too(tokenizer, tmp_path):
+    """Harmony and Llama's own tools have a token of their own there; other templates one for all."""
+    backend = Tokenizer.train("bytes").backend
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|message|>", "<|call|>"])
+    source = LLAMA.replace('{"name"', '<|message|>{"name"').replace("tojson }}}", "tojson }}}<|call|>")
+    source = source.replace(
+        "m.content | trim }}{% endif %}<|im_end|>", "m.content | trim }}<|im_end|>{% endif %}"
+    )
+    chat, end = ChatTokens(Tokenizer(backend), ChatTemplate(source)), backend.token_to_id("<|im_end|>")
+    assert chat.end_id == end and chat.ends == (end, backend.token_to_id("<|call|>"))
+    assert [text[-8:] for text in learned(chat, check_messages(talk({"a": 1})))][::2] == ["<|call|>"] * 2
+    for template in (ChatTemplate(), ChatTemplate(QWEN), ChatTemplate(CHATML)):
+        once = ChatTokens(tokenizer, template)
+        assert once.ends == (once.end_id,)
 
 
 def test_plain_has_results_of_tools_and_refuses_calls(tmp_path):

@@ -11,7 +11,8 @@ import numpy as np
 from transformer.config import Place, Positive
 from transformer.data.cache.disk_cache import digest
 from transformer.data.chat.chat_template import UNREAD, ChatTemplate
-from transformer.data.chat.dialogues import ChatTokens, Conversations, Dialogues, Openings
+from transformer.data.chat.chat_tokens import ChatTokens
+from transformer.data.chat.dialogues import Conversations, Dialogues, Openings
 from transformer.data.chat.message_fields import TOOLS
 from transformer.data.chat.sequences import Sequences
 from transformer.data.corpus import CorpusConfig, key_in_errors

@@ -9,7 +9,8 @@ from tqdm import tqdm
 
 from transformer.data.cache.disk_cache import build_once, digest, map_arrays
 from transformer.data.cache.token_cache import BAR
-from transformer.data.chat.dialogues import ChatTokens, Dialogues
+from transformer.data.chat.chat_tokens import ChatTokens
+from transformer.data.chat.dialogues import Dialogues
 from transformer.errors import UserError
 
 

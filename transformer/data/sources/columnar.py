@@ -200,7 +200,8 @@ class ColumnarFiles(RecordFiles):
     def _values(self, group: int, name: str, rows: slice = slice(None)) -> list[Any]:
         """A column of rows of a group, with the names of classes in the place of their numbers."""
         with self._reading(group):
-            values = self._group(group).column(name)[rows].to_pylist()
+            column = self._group(group).column(name)[rows]
+            values = column.to_pylist() if column.type.num_fields == 0 else [*map(dense, column.to_pylist())]
         file = self._groups[group][0]
         if classes := self._opened[file].classes.get(name):
             names = {None: None, -1: None} | dict(enumerate(classes))
@@ -302,3 +303,14 @@ def _is_read(kind: Any, options: Options) -> bool:
 
 def _read_json(path: Path) -> Any:
     return parse_json(path.read_bytes())
+
+
+def dense(value: Any) -> Any:
+    """A value of a nested column without the keys of objects that hold nothing.
+
+    All objects of a column of Arrow have all of its keys: where one row calls a tool with "city" and another
+    with "days", both have both, and one of them is null.
+    """
+    if isinstance(value, dict):
+        return {key: dense(entry) for key, entry in value.items() if entry is not None}
+    return [*map(dense, value)] if isinstance(value, list) else value
