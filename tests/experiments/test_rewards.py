@@ -1,6 +1,7 @@
 """Rewards, the parsers behind them, and generated problems, which they find solved."""
 
 import ast
+import json
 import random
 import re
 from fractions import Fraction
@@ -8,6 +9,7 @@ from fractions import Fraction
 import pytest
 
 from experiments.policy.arithmetic import evaluate, evaluate_lists
+from experiments.policy.called import calls_in
 from experiments.policy.rewards import REWARDS, scored
 from transformer.data.sources import open_source
 from transformer.data.sources.embedded.problems import PROBLEMS
@@ -66,11 +68,6 @@ CALLS = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments
         (CALL + CALL.replace("add", "sub"), [{"name": "sub", "arguments": {}}, *CALLS], 0),
         (f'{CALL}{{"name": "sub", "arguments": {{}}}}', [{"name": "sub", "arguments": {}}, *CALLS], 0),
         ('{"name": "f", "arguments": {"x": {"name": "g", "arguments": {}}}}', [], 0),
-        (
-            '{"name": "f", "arguments": {"x": {"name": "g", "arguments": {}}}}',
-            [{"name": "f", "arguments": {"x": {"name": "g", "arguments": {}}}}],
-            1,
-        ),
         ('{"arguments": {}} {"name": 1, "arguments": {}} ["name"] {"name": "f"} {', [], 1),
         ('{"a":' * 20_000, CALLS, 0),
         ("3", [], 1),

@@ -280,7 +280,9 @@ def test_an_answer_ends_with_the_token_after_its_calls_too(tokenizer, tmp_path):
     """Harmony and Llama's own tools have a token of their own there; other templates one for all."""
     backend = Tokenizer.train("bytes").backend
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|message|>", "<|call|>"])
-    source = LLAMA.replace('{"name"', '<|message|>{"name"').replace("tojson }}}", "tojson }}}<|call|>")
+    source = LLAMA.replace('"parameters"', '<|message|>"parameters"').replace(
+        "tojson }}}", "tojson }}}<|call|>"
+    )
     source = source.replace(
         "m.content | trim }}{% endif %}<|im_end|>", "m.content | trim }}<|im_end|>{% endif %}"
     )
