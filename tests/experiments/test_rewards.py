@@ -77,6 +77,11 @@ def test_calls_are_equal_whatever_they_are_written_in(answer, calls, reward):
     assert scored("tool_calls", "", answer, {"answer": "", "tool_calls": calls}, "here") == reward
 
 
+def test_a_call_within_the_arguments_of_a_call_is_no_call():
+    (call,) = calls_in('{"name": "f", "arguments": {"x": {"name": "g", "arguments": {}}}}')
+    assert json.loads(call) == ["f", {"x": {"name": "g", "arguments": {}}}]
+
+
 @pytest.mark.parametrize("name", ["exact", "numeric", "regex"])
 @pytest.mark.parametrize(
     ("calls", "remedy"), [(CALLS, "with the reward tool_calls"), ([], "leave the record")]
