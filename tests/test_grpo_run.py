@@ -322,6 +322,27 @@ def test_it_learns_and_goes_on_from_a_supervised_run_in_bfloat16(source, tmp_pat
     assert len(logged(tmp_path / "fork", "train/reward")) == 2  # of step 32, whose rollout was lost, and 33
 
 
+def test_several_answers_are_measured_by_their_mean_and_by_the_best(source, tmp_path):
+    keys = {"sample__num_samples": "3", "sample__temperature": "1.0", "train__evaluate_batches": "2"}
+    run, state, _ = opened(source, tmp_path, **keys)
+    with run.placed():
+        evaluator = MeanReward(run.experiment, run.put, "validation", "digits")
+        measured = evaluator(state.params)
+        records = run.experiment.data.source("validation")
+        texts = [json.dumps(records.opening(i)) for i in range(evaluator._rewards_nc.shape[0])]
+        drawn = [*run.experiment.predict(state.params, texts, run.config.seed)]
+    rewards_ns = np.array([[REWARDS["digits"]("", answer, {}) for answer in answers] for answers in drawn])
+    assert rewards_ns.shape[1] == 3 and rewards_ns.std(axis=1).max() > 0
+    expected = {"reward": rewards_ns.mean(), "best": rewards_ns.max(axis=1).mean()}
+    assert measured == pytest.approx(expected | {"loss": -expected["reward"]})
+    assert evaluator.names(state.params) == ["reward", "best", "loss"] and "best" in evaluator.describe()
+    run, state, _ = opened(source, tmp_path / "one")
+    assert MeanReward(run.experiment, run.put, "validation", "digits").names(state.params) == [
+        "reward",
+        "loss",
+    ]
+
+
 def test_mistakes_are_one_line_before_anything_is_written(source, tmp_path, capfd, monkeypatch):
     for keys, message in (
         (

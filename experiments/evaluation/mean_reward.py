@@ -22,8 +22,9 @@ def reward_of(name: str, source: "Dialogues", index: int, answer: str) -> float:
 
 
 class MeanReward:
-    """`reward`, the mean over records and the `sample.num_samples` answers to each, drawn as the group
-    `sample` says; `loss`, the same with a minus.
+    """`reward`, the mean over records and the n = `sample.num_samples` answers to each, drawn as the group
+    `sample` says; `loss`, the same with a minus; for n above 1 `best`, the mean over records of the largest
+    reward of their answers, which is pass@n if rewards are 0 and 1 (Chen et al. 2021, section 2.1).
 
     Raises:
       UserError: the experiment has no conversations, or there is no such reward.
@@ -37,27 +38,33 @@ class MeanReward:
         if name not in REWARDS:
             raise UnknownMember(f"evaluate.also: answers:{name}: no such reward; {suggest(name, REWARDS)}")
         self._experiment, self._name, self._split = experiment, name, split
-        self._rewards_n1 = np.zeros((0, 1))
+        self._columns = ["reward", "best"][: experiment.config.sample.num_samples]
+        self._rewards_nc = np.zeros((0, len(self._columns)))
 
     def names(self, params: Params) -> list[str]:
         """The names of the results."""
-        return ["reward", "loss"]
+        return [*self._columns, "loss"]
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """{"reward": ..., "loss": ...} of the records of `train.evaluate_batches`, if that is set."""
+        """The results of the records of `train.evaluate_batches`, if that is set, else of all."""
         e, source = self._experiment, self._experiment.data.source(self._split)
         most = e.config.train.evaluate_batches * e.batch_size() or len(source)
         texts = (json.dumps(source.opening(index)) for index in range(min(most, len(source))))
-        rewards = [
-            np.mean([reward_of(self._name, source, index, answer) for answer in answers])
+        rewards_ns = [
+            [reward_of(self._name, source, index, answer) for answer in answers]
             for index, answers in enumerate(e.predict(params, texts, e.config.seed))
         ]
-        self._rewards_n1 = np.array(rewards)[:, None]
-        mean = float(np.mean(rewards))
-        return {"reward": mean, "loss": 0.0 - mean}
+        both_nc = np.array([(np.mean(rewards_s), max(rewards_s)) for rewards_s in rewards_ns])
+        self._rewards_nc = both_nc[:, : len(self._columns)]
+        means = dict(zip(self._columns, self._rewards_nc.mean(axis=0).tolist(), strict=True))
+        return means | {"loss": 0.0 - means["reward"]}
 
     def describe(self) -> Mapping[str, str]:
-        """The number of prompts, and a bootstrap interval of the mean."""
-        n = len(self._rewards_n1)
-        bounds = interval(resampled(self._rewards_n1)[:, 0] / max(n, 1))
-        return {"measured": f"{n:,} prompts", "reward": interval_text(bounds, f"{n:,} prompts")}
+        """The number of prompts, and bootstrap intervals of the means."""
+        n = len(self._rewards_nc)
+        means_mc = resampled(self._rewards_nc) / max(n, 1)
+        texts = {
+            name: interval_text(interval(means_m), f"{n:,} prompts")
+            for name, means_m in zip(self._columns, means_mc.T, strict=True)
+        }
+        return {"measured": f"{n:,} prompts", **texts}

@@ -186,12 +186,14 @@ EDITS = {
     "experiments/evaluation/mean_reward.py": (
         "tests/test_grpo_run.py",
         {
-            "not_to_be_minimised": ('"loss": 0.0 - mean', '"loss": mean'),
+            "not_to_be_minimised": ('"loss": 0.0 - means', '"loss": means'),
             "of_all": (
                 "most = e.config.train.evaluate_batches * e.batch_size() or len(source)",
                 "most = len(source)",
             ),
             "any_name": ("if name not in REWARDS:", "if False:"),
+            "the_best_is_the_mean": ("max(rewards_s))", "np.mean(rewards_s))"),
+            "of_one_answer": ("[: experiment.config.sample.num_samples]", "[:2]"),
         },
     ),
     "transformer/data/sources/embedded/problems.py": (
