@@ -438,11 +438,21 @@ EDITS = {
     ),
     "transformer/data/cache/disk_cache.py": (
         "tests/faults/test_data_faults.py tests/faults/test_untrusted_files.py "
-        "tests/data/cache/test_verify.py",
+        "tests/data/cache/test_verify.py tests/data/cache/test_token_cache.py",
         {
             "cut_caches_are_read": (".st_size) != size:", ".st_size) < 0:"),
             "without_checksums_is_whole": ('return f"{Path(error.filename).name} is missing"', 'return ""'),
             "not_flushed": ("        os.fsync(file.fileno())", "        pass"),
+            "unfinished_folders_of_all": ("if unfinished.name.startswith(own) or", "if True or"),
+            "unfinished_folders_of_none": ("or _age(unfinished) > DAY:", "or False:"),
+            "the_slower_host_fails": (
+                "            if not is_made(path):\n                raise",
+                "            raise",
+            ),
+            "any_folder_will_do": (
+                "            if not is_made(path):\n                raise",
+                "            pass",
+            ),
             "any_cache_is_ours": (".startswith(MARK)", '.startswith("Signature")'),
         },
     ),

@@ -1,16 +1,20 @@
 import functools
+import os
+import platform
 import runpy
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.data.documents import TOKENIZERS, Texts, cache_of, tokenizer
-from transformer.data.cache import token_cache
+from transformer.data.cache import disk_cache, token_cache
 from transformer.data.cache.disk_cache import build_once, data_folder
 from transformer.data.cache.token_cache import TokenCache
 from transformer.data.sources import base, open_source
@@ -144,6 +148,39 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     build_once(path, lambda new: None)
     assert [file.name for file in path.iterdir()] == ["checksums.json"]
     assert not list(tmp_path.glob("folder.new*"))
+
+
+def test_without_locks_several_hosts_leave_each_other_alone(tmp_path, monkeypatch):
+    """One host is slower: it neither loses its unfinished folder to the other nor fails at the end."""
+    monkeypatch.setattr(disk_cache, "lock_file", lambda file, wait: True)
+    path, days = tmp_path / "kind" / "name", 3 * 24 * 60 * 60
+
+    def slow(new):
+        (new / "content").write_text("whole")
+        with monkeypatch.context() as patch:
+            patch.setattr(platform, "node", lambda: "faster")
+            build_once(path, lambda other: (other / "content").write_text("whole"))
+        assert (new / "content").exists()
+
+    old = tmp_path / "kind" / "name.new-gone-x"
+    old.mkdir(parents=True)
+    build_once(path, slow)
+    assert old.exists() and [*tmp_path.glob("kind/name.new*")] == [old]
+    assert (path / "content").read_text() == "whole"
+    os.utime(old, (time.time() - days,) * 2)
+    shutil.rmtree(path)
+    build_once(path, lambda new: None)
+    assert not old.exists()
+
+
+def test_a_rename_that_fails_is_an_error(tmp_path):
+    path = tmp_path / "kind" / "name"
+
+    def build(new):
+        (path / "of_someone_else").mkdir(parents=True)
+
+    with pytest.raises(OSError, match="not empty"):
+        build_once(path, build)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -9,9 +9,11 @@ import functools
 import hashlib
 import json
 import os
+import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +29,9 @@ from transformer.safe_files import lock_file, no_link
 CHECKSUMS = "checksums.json"
 """In each folder of prepared data: file -> [size in bytes, its `file_digest`]. Folders of earlier versions
 have other checksums, or no such file: then they are made again."""
+
+DAY = 24 * 60 * 60
+"""Seconds after which an unfinished folder of another host is removed."""
 
 TAG = "CACHEDIR.TAG"
 MARK = "Signature: 8a477f597d28d172789f06886806bc55\n# Prepared data of language models and others.\n"
@@ -96,8 +101,11 @@ def is_made(path: Path) -> bool:
 
 def _build(path: Path, build: Callable[[Path], None]) -> None:
     """Makes a folder that is locked."""
-    for left_by_a_killed_process in path.parent.glob(f"{path.name}.new*"):
-        shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
+    own = f"{path.name}.new-{platform.node()}-"
+    for unfinished in path.parent.glob(f"{path.name}.new*"):
+        # A killed process left it, or where a file system has no locks another host is at it.
+        if unfinished.name.startswith(own) or _age(unfinished) > DAY:
+            shutil.rmtree(unfinished, ignore_errors=True)
     if path.exists():
         tqdm.write(f"{path}: {damage(path)}; it is made again", file=sys.stderr)
         shutil.rmtree(path)
@@ -105,9 +113,7 @@ def _build(path: Path, build: Callable[[Path], None]) -> None:
     if not tag.exists():
         with suppress(OSError):
             tag.write_text(MARK, encoding="utf-8")
-    with tempfile.TemporaryDirectory(
-        prefix=f"{path.name}.new", dir=path.parent, ignore_cleanup_errors=True
-    ) as name:
+    with tempfile.TemporaryDirectory(prefix=own, dir=path.parent, ignore_cleanup_errors=True) as name:
         new = Path(name)
         build(new)
         files = sorted(filter(Path.is_file, new.iterdir()))
@@ -115,7 +121,19 @@ def _build(path: Path, build: Callable[[Path], None]) -> None:
         (new / CHECKSUMS).write_text(json.dumps(sums), encoding="utf-8")
         for file in (*files, new / CHECKSUMS):
             flush(file)
-        new.rename(path)
+        try:
+            new.rename(path)
+        except OSError:  # without locks, or where a directory is seen late, another host was faster
+            if not is_made(path):
+                raise
+
+
+def _age(path: Path) -> float:
+    """The seconds since a folder was changed; 0 if it is gone."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def damage(path: Path) -> str:
