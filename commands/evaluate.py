@@ -83,6 +83,7 @@ def evaluate(
     from commands.support.answer_files import writing
     from commands.support.columns import as_source
     from commands.support.texts import check_files
+    from experiments.evaluation.mean_reward import Sampling
     from transformer.config import flatten
     from transformer.data.division import tally_lines
     from transformer.run_folder import check_run_file
@@ -95,9 +96,6 @@ def evaluate(
     keys, stored = {key for key, _ in changes}, flatten(stored_config(folder))
     check_run_file(folder.evaluation)
     read_evaluations(folder.evaluation)  # raises on a damaged file before anything is evaluated
-    for key, _ in changes:
-        if key.startswith("sample."):
-            raise UserError(f"--config.{key}: --mode=evaluate samples nothing")
     whole = [(key, "0") for key in LIMITS if key in stored and key not in keys]
     run = reopen_run(workdir, [*changes, *whole])
     predictions = run.experiment.predictions  # type: ignore[attr-defined]
@@ -111,6 +109,9 @@ def evaluate(
     params = run.restore_params(step)
     with run.placed(), writing(target) if target else contextlib.nullcontext() as out:
         evaluators = run.evaluators(name)
+        sampling = [key for key in keys if key.startswith("sample.")]
+        if sampling and not any(isinstance(evaluator, Sampling) for evaluator in evaluators.values()):
+            raise UserError(f"--config.{sampling[0]}: no evaluator of this run samples; see evaluate.also")
         measured: dict[str, dict[str, float]] = {}
         about: dict[str, dict[str, str]] = {}
         for prefix, evaluator in evaluators.items():

@@ -296,6 +296,11 @@ def test_it_learns_and_goes_on_from_a_supervised_run_in_bfloat16(source, tmp_pat
     keys = {"train.steps": "20", "train.batch_size": "16", "evaluate.also": "answers:numeric"}
     assert launch.main(flags(source, tmp_path / "start", keys, SUPERVISED)) == 0
     assert 0 <= logged(tmp_path / "start", "answers/reward")[-1] <= 1
+    several = ["--config.sample.num_samples=2", "--config.sample.temperature=1"]
+    assert launch.main([f"--workdir={tmp_path}/start", "--mode=evaluate", *several]) == 0
+    lines = dict(line.split(" ", 1) for line in capfd.readouterr().out.splitlines() if "answers/" in line)
+    assert float(lines["answers/best"].split()[0]) >= float(lines["answers/reward"].split()[0])
+    assert "95 % interval" in lines["answers/best"]
     more = {"initialize_from": str(tmp_path / "start"), "model.dtype": "bfloat16", "train.batch_size": "64"}
     more |= {"rollout.samples": "8", "train.steps": "31", "optimizer.learning_rate": "3e-3"}
     more |= {"rollout.updates": "2", "loss.estimator": "rloo", "evaluate.batch_size": "2"}

@@ -21,7 +21,12 @@ def reward_of(name: str, source: "Dialogues", index: int, answer: str) -> float:
     return scored(name, prompt, answer, source.record(index), source.place(index))
 
 
-class MeanReward:
+class Sampling:
+    """The base of evaluators that draw answers as the group `sample` of a config says, so that
+    `--mode=evaluate` takes its keys."""
+
+
+class MeanReward(Sampling):
     """`reward`, the mean over records and the n = `sample.num_samples` answers to each, drawn as the group
     `sample` says; `loss`, the same with a minus; for n above 1 `best`, the mean over records of the largest
     reward of their answers, which is pass@n if rewards are 0 and 1 (Chen et al. 2021, section 2.1).

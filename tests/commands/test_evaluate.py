@@ -156,7 +156,7 @@ def test_what_cannot_be_measured_is_one_line(capfd, trained, tmp_path):
         "--input=text:/no/such": "text:/no/such: no such file",
         "--config.train.steps=9": "--config.train.steps: it concerns training, and does not change",
         "--config.optimizer.name=sgd": "--config.optimizer.name: it concerns training",
-        "--config.sample.top_k=1": "--config.sample.top_k: --mode=evaluate samples nothing",
+        "--config.sample.top_k=1": "--config.sample.top_k: no evaluator of this run samples; see evalu",
         "--step=7": "no checkpoint of step 7; there are 1, 2",
         "--step=x": "--step: 'x'; expected a number, best or latest",
         "--step=best": "no checkpoint was saved with train.keep_best",
